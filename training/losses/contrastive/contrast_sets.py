@@ -19,7 +19,7 @@ TAU = Number("temperature, divides the cosines", above=0)
 POSITIVES = Choice('"any": rows that share a label with the anchor; "all": rows with the same labels', ("any", "all"))
 REDUCTIONS = {
     "valid": "the anchors that have a positive",
-    "batch": "B",
+    "batch": "all anchors",
     "sum": "1",
     "labels": "the labels of all anchors",
     "sample": "every anchor's own labels, then B",

@@ -56,7 +56,8 @@ class Reg(ContrastiveLoss):
         float,
         Number(
             "discount of rows with further labels: 0 none; below 0 full, f = 1 only where i has every label of l "
-            "(a threshold, as in the code)"
+            "(a threshold, as in the code)",
+            most=10,  # with many labels, higher powers underflow
         ),
     ] = 0.0
     penalty: Annotated[bool, Flag("false leaves the second sum out (W/O-REG)")] = True
@@ -159,7 +160,7 @@ def label_shares(shared: Tensor, y: Tensor, ref_y: Tensor, alpha: float) -> Tens
         share = shared.div_(ref_y.sum(dim=1).clamp_min(1))
         f = share.floor_() if alpha < 0 else share.pow_(alpha)  # below 0 only a full share counts
     per_label = f @ ref_y
-    # Labels of an anchor that nothing carries have an N of 0 (or, with a large alpha, one too small to divide by).
+    # N is 0 for labels of an anchor that nothing carries, and too small to divide by if f underflows.
     held = per_label > torch.finfo(f.dtype).tiny
     quotient = torch.where(held, y / torch.where(held, per_label, 1.0), 0.0)
     return f.mul_((quotient / y.sum(dim=1, keepdim=True).clamp_min(1)) @ ref_y.T)
