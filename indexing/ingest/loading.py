@@ -27,7 +27,7 @@ from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.images import LoadedFile, Pixels, Preprocessing, load_file
 from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.retrieval.tar_members import find_member, stored_in
+from hashseek.retrieval.tar_members import find_member
 
 if TYPE_CHECKING:
     from hashseek.indexing.dry_run import Target
@@ -163,11 +163,12 @@ def mark_unchanged(store: "Target", sources: Iterable[Found | LoadedImage]) -> I
 
 
 def stamp_of(uri: Path | str) -> Stamp | None:
-    """Size and modification time of the file that holds an image; None if it does not exist, or for a URL."""
+    """Size of an image and modification time of the file that holds it; None if it does not exist, or for a URL."""
     if isinstance(uri, Path):
+        member = find_member(uri)
         with suppress(OSError, ValueError):
-            stat = stored_in(uri).stat()
-            return stat.st_size, stat.st_mtime_ns
+            stat = (uri if member is None else member.shard).stat()
+            return stat.st_size if member is None else member.size, stat.st_mtime_ns
     return None
 
 
@@ -176,12 +177,12 @@ def _url(found: Found | LoadedImage) -> str | None:
 
 
 def _read(path: Path) -> tuple[bytes, int | None]:
-    """The bytes of an image, and the modification time of its file (None in a tar)."""
+    """The bytes of an image, and the modification time of its file."""
     before = stamp_of(path)
     data = open_uri(str(path))
     if before != stamp_of(path):
         raise BadImage(f"{path} changed while it was being read: add it again when it is complete")
-    return data, before[1] if before is not None and find_member(path) is None else None
+    return data, None if before is None else before[1]
 
 
 def checked_path(source: ImageSource) -> str:
