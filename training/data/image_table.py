@@ -198,28 +198,6 @@ def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> 
     return rows
 
 
-def rows_of(
-    table: Table, listed: Mapping[str, Sequence[str]], *, source: str, on_error: OnError
-) -> tuple[dict[str, Rows], list[Problem]]:
-    """The rows of `table` for the files in the lists, which are compared by name, without their folders.
-
-    Raises:
-        Incomplete: a name is not in the table and `on_error` is "stop"; with "skip" it is a problem.
-    """
-    row_of = {file.rpartition("/")[2]: row for row, file in enumerate(table.files)}
-    rows, unknown = {}, []
-    for split in NAMES:
-        found = [row_of.get(file.rpartition("/")[2], -1) for file in listed[split]]
-        unknown += [file for file, row in zip(listed[split], found, strict=True) if row < 0]
-        rows[split] = np.array([row for row in found if row >= 0], np.int64)
-    if unknown and on_error == "stop":
-        raise Incomplete(
-            f"{len(unknown):,} images of the lists have no labels in {source}, for example {unknown[0]} (on_error = "
-            "skip leaves them out)"
-        )
-    return rows, [Problem(source, f"the file {file} of the lists has no labels here") for file in unknown]
-
-
 def split_table(
     table: Table,
     rows: Mapping[str, Rows],
@@ -227,7 +205,6 @@ def split_table(
     root: Path,
     source: str,
     train_in_database: bool = False,
-    drop_queries: bool = False,
     published: tuple[int, int, int] | None = None,
     problems: Sequence[Problem] = (),
     on_error: OnError = "stop",
@@ -240,7 +217,6 @@ def split_table(
         root: the folder that the files are relative to.
         source: the data set's name in messages.
         train_in_database, published: see `join_splits`.
-        drop_queries: leave queries out of the database, with a note.
         problems: problems found earlier.
         on_error: "stop" refuses missing images, "skip" leaves them out.
 
@@ -249,11 +225,6 @@ def split_table(
         BadDataset: see `join_splits`.
     """
     problems = list(problems)
-    repeated = np.isin(rows["database"], rows["query"])
-    if drop_queries and repeated.any():
-        rows = {**rows, "database": rows["database"][~repeated]}
-        reason = f"{int(repeated.sum()):,} queries were removed from the database"
-        problems.append(Problem(source, reason, skipped=False))
     for split in NAMES:
         _refuse_repeats([table.files[row] for row in rows[split].tolist()], f"the {split} split of {source}")
     used = np.unique(np.concatenate([rows[split] for split in NAMES]))

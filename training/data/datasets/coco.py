@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.label_files import OnError, Problem
+from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.label_files import OnError
 from hashseek.training.data.datasets.folder import expand
-from hashseek.training.data.datasets.lists import NAMES_OF_LISTS, read_list
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
     Incomplete,
@@ -18,10 +17,9 @@ from hashseek.training.data.image_table import (
     draw,
     first_folder,
     prepared,
-    rows_of,
     split_table,
 )
-from hashseek.training.data.splits import NAMES, Splits, refuse_unused
+from hashseek.training.data.splits import Splits, refuse_unused
 
 _HOST = "http://images.cocodataset.org"
 # Checksums as widely published; two different ones are published for train2014.zip, so it has none here.
@@ -47,12 +45,10 @@ def coco(
     root: str,
     year: Literal[2014, 2017] = 2014,
     protocol: Literal["hashing", "official"] = "hashing",
-    lists: str | None = None,
     n_query: int = 5000,
     n_train: int = 10000,
     split_seed: int = 0,
     train_in_database: bool = False,
-    drop_queries: bool = False,
     download: bool = False,
     on_error: OnError = "stop",
 ) -> Splits:
@@ -63,46 +59,33 @@ def coco(
         year: of the data set; both have the same images in different official splits.
         protocol: "hashing" pools and splits all images; "official" has train as training set and database, val as
             queries.
-        lists: folder with train.txt, test.txt, database.txt of a hashing repository, which assign images to splits;
-            the labels are the official ones. None makes a random split.
         n_query: queries of a random split.
         n_train: training images of a random split; the rest is its database.
         split_seed: seed of a random split.
         train_in_database: training images are also in the database.
-        drop_queries: leave queries out of the database, since HashNet's list repeats all 5,000.
         download: fetch the official archives (19 GB) if images or annotations are missing.
         on_error: "stop" refuses missing images, "skip" leaves them out.
 
     Raises:
-        BadDataset: images, annotations or lists are missing or damaged.
-        BadConfig: lists for protocol "official", an impossible split, or options of a random split without one.
+        BadDataset: images or annotations are missing or damaged.
+        BadConfig: an impossible split, or options of a random split without one.
 
     Source: Lin et al., ECCV 2014; HashNet (Cao et al., ICCV 2017).
     """
     folder = Path(expand(root))
-    if lists is not None and protocol != "hashing":
-        raise BadConfig("lists are for protocol = hashing, and official uses train and val: leave lists out")
-
-    if lists is not None or protocol != "hashing":
-        why = "lists and the protocol official define the splits"
+    if protocol == "official":
+        why = "the protocol official defines the splits"
         refuse_unused(coco, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
 
     def read(mode: OnError) -> Splits:
         pictures = first_folder(folder, ("images", "."), what=f"MS-COCO {year}")
         table = _annotated(folder, year)
-        problems: list[Problem] = []
         published = (5000, 10000, 117218 if train_in_database else 107218)
         if protocol == "official":
             published = _OFFICIAL[year]
             is_train = np.array([file.startswith("train") for file in table.files])
             rows = {"train": np.flatnonzero(is_train), "query": np.flatnonzero(~is_train)}
             rows["database"] = rows["train"]
-        elif lists is not None:
-            place = Path(expand(lists))
-            listed = {split: read_list(place / NAMES_OF_LISTS[split], on_error=mode) for split in NAMES}
-            names = {split: listed[split][0].files for split in NAMES}
-            rows, unknown = rows_of(table, names, source=str(folder), on_error=mode)
-            problems = [*(problem for _, wrong in listed.values() for problem in wrong), *unknown]
         else:
             rows = draw(len(table.files), n_query=n_query, n_train=n_train, seed=split_seed)
         return split_table(
@@ -111,9 +94,7 @@ def coco(
             root=pictures,
             source=f"COCO {year}",
             train_in_database=train_in_database or protocol == "official",
-            drop_queries=drop_queries,
             published=published,
-            problems=problems,
             on_error=mode,
         )
 

@@ -52,47 +52,16 @@ def lists(
     Raises:
         BadDataset: missing lists, malformed lines, contradictory labels, or images in two splits.
     """
-    folder = Path(expand(root))
-    return read_lists(
-        folder,
-        folder if lists is None else Path(expand(lists)),
-        names={"train": train, "query": query, "database": database},
-        label_names=read_label_names(label_names),
-        strip_prefix=strip_prefix,
-        train_in_database=train_in_database,
-        drop_queries=drop_queries,
-        on_error=on_error,
-    )
-
-
-NAMES_OF_LISTS: Mapping[str, str] = {"train": "train.txt", "query": "test.txt", "database": "database.txt"}
-
-
-def read_lists(
-    root: Path,
-    folder: Path,
-    *,
-    names: Mapping[str, str] = NAMES_OF_LISTS,
-    label_names: Sequence[str] | None = None,
-    n_labels: int | None = None,
-    strip_prefix: str = "",
-    train_in_database: bool = False,
-    drop_queries: bool = False,
-    published: tuple[int, int, int] | None = None,
-    on_error: OnError = "stop",
-) -> Splits:
-    """The splits that the three lists in `folder` define for the images below `root`; see `lists`.
-
-    Raises:
-        BadDataset: see `lists`; or the lists do not have `n_labels` labels.
-    """
+    images = Path(expand(root))
+    folder = images if lists is None else Path(expand(lists))
+    label_names = read_label_names(label_names)
+    names = {"train": train, "query": query, "database": database}
     tables, problems = {}, []
     for split in NAMES:
-        file = folder / names[split]
-        tables[split], wrong = read_list(file, strip_prefix=strip_prefix, on_error=on_error)
+        tables[split], wrong = read_list(folder / names[split], strip_prefix=strip_prefix, on_error=on_error)
         problems += wrong
     width = {split: tables[split].labels.shape[1] for split in NAMES}
-    wanted = n_labels if label_names is None else len(label_names)
+    wanted = None if label_names is None else len(label_names)
     if len(set(width.values())) > 1 or wanted not in (None, width["train"]):
         found = ", ".join(f"{names[split]} {width[split]}" for split in NAMES)
         expected = "the same number in each" if wanted is None else str(wanted)
@@ -102,20 +71,23 @@ def read_lists(
     table, rows = _united(tables, folder)
     if label_names is not None:
         table = Table(table.files, table.labels, tuple(label_names))
+    repeated = np.isin(rows["database"], rows["query"])
+    if drop_queries and repeated.any():
+        rows["database"] = rows["database"][~repeated]
+        reason = f"{int(repeated.sum()):,} queries were removed from the database"
+        problems.append(Problem(str(folder), reason, skipped=False))
     return split_table(
         table,
         rows,
-        root=root,
+        root=images,
         source=str(folder),
         train_in_database=train_in_database,
-        drop_queries=drop_queries,
-        published=published,
         problems=problems,
         on_error=on_error,
     )
 
 
-def read_list(file: Path, *, strip_prefix: str = "", on_error: OnError = "skip") -> tuple[Table, list[Problem]]:
+def read_list(file: Path, *, strip_prefix: str = "", on_error: OnError = "stop") -> tuple[Table, list[Problem]]:
     """The usable lines of one list, with labels named by number, and the problems of the other lines.
 
     Raises:

@@ -1,7 +1,7 @@
 """Data set `mirflickr`: MIRFLICKR-25000, 38 labels (24 topics, and `_r1` where 14 of them are what a picture shows)."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -9,17 +9,8 @@ from typing import Literal
 import numpy as np
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.label_files import (
-    OnError,
-    Problem,
-    check_patterns,
-    parse_labels,
-    parse_split,
-    read_rows,
-    without_labels,
-)
+from hashseek.retrieval.label_files import OnError, check_patterns, without_labels
 from hashseek.training.data.datasets.folder import expand
-from hashseek.training.data.datasets.lists import NAMES_OF_LISTS, read_list
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
     Incomplete,
@@ -28,7 +19,6 @@ from hashseek.training.data.image_table import (
     first_folder,
     prepared,
     read_lines,
-    rows_of,
     split_table,
     with_remedy,
 )
@@ -49,8 +39,6 @@ ARCHIVES = (
 )
 _PUBLISHED = {"hyp2": (1000, 4000, 19581), "deephash": (1000, 4000, 20000)}
 
-Listed = Mapping[str, Sequence[str]]  # split -> files
-
 
 def mirflickr(
     *,
@@ -68,11 +56,9 @@ def mirflickr(
 
     Args:
         root: folder with `mirflickr` (im1.jpg to im25000.jpg) and `mirflickr25k_annotations_v080`, as the official
-            archives unpack; or with `images` and a `labels.csv` with columns file, labels, split and deephash_split.
+            archives unpack.
         protocol: "hyp2" leaves out the 419 images without labels; "deephash" keeps them, with 20,000 in the database.
-        lists: the images of each split: a CSV file with the columns file and split (for deephash: deephash_split), a
-            folder with train.txt, test.txt, database.txt (DeepHash-pytorch), or HyP2's repository (its flickr.txt).
-            None: the columns of labels.csv, or else a random split of the sizes n_query and n_train.
+        lists: HyP2's repository, whose flickr.txt defines the splits; None draws them at random.
         n_query: queries of a random split.
         n_train: training images of a random split; the rest is its database.
         split_seed: seed of a random split.
@@ -81,34 +67,26 @@ def mirflickr(
         on_error: "stop" refuses missing images, "skip" leaves them out.
 
     Raises:
-        BadDataset: images, annotations or lists are missing or damaged.
+        BadDataset: images, annotations or HyP2's files are missing or damaged.
         BadConfig: a random split with an empty part, or options of a random split where the splits are given.
 
-    Source: Huiskes and Lew, ACM MIR 2008; HyP2 (Xu et al., ACM MM 2022), Table 2; DeepHash-pytorch, data/mirflickr.
+    Source: Huiskes and Lew, ACM MIR 2008; HyP2 (Xu et al., ACM MM 2022), Table 2.
     """
     folder = Path(expand(root))
 
     def read(mode: OnError) -> Splits:
-        own_list = folder / "labels.csv"
-        listed: Listed | None = None
-        if own_list.is_file():
-            table, listed = _read_csv(own_list, protocol)
-            pictures = folder
-        else:
-            table = _annotated(folder)
-            pictures = first_folder(folder, ("mirflickr", "images"), what="the pictures im1.jpg, ...")
-        if lists is not None:
-            listed = _read_assignment(Path(expand(lists)), protocol)
+        table = _annotated(folder)
+        pictures = first_folder(folder, ("mirflickr", "images"), what="the pictures im1.jpg, ...")
         if drop_labels:
             table = _without_labels(table, drop_labels, folder)
-        if listed is not None:
-            why = f"{lists or own_list} defines the splits"
+        if lists is not None:
+            why = f"{lists} defines the splits"
             refuse_unused(mirflickr, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
-            rows, problems = rows_of(table, listed, source=str(folder), on_error=mode)
+            rows = _read_hyp2(Path(expand(lists)), table)
         else:
             candidates = _labelled(table) if protocol == "hyp2" else np.arange(len(table.files))
             drawn = draw(len(candidates), n_query=n_query, n_train=n_train, seed=split_seed)
-            rows, problems = {split: candidates[drawn[split]] for split in NAMES}, []
+            rows = {split: candidates[drawn[split]] for split in NAMES}
         if protocol == "hyp2":
             rows = {split: rows[split][np.isin(rows[split], _labelled(table))] for split in NAMES}
         return split_table(
@@ -117,7 +95,6 @@ def mirflickr(
             root=pictures,
             source="MIRFLICKR",
             published=_PUBLISHED[protocol],
-            problems=problems,
             on_error=mode,
         )
 
@@ -143,58 +120,24 @@ def _annotated(root: Path) -> Table:
     return prepared("mirflickr 1", files, build)
 
 
-def _read_assignment(path: Path, protocol: str) -> Listed:
-    """The files of each split."""
-    if path.is_file():
-        return _read_csv(path, protocol)[1]
-    if (path / "flickr.txt").is_file():
-        return _read_hyp2(path)
-    listed = {}
-    for split in NAMES:
-        file = path / NAMES_OF_LISTS[split]
-        table, problems = read_list(file)
-        if problems:
-            raise BadDataset(f"{problems[0]} (in {path}): correct the list")
-        if len(table.label_names) != len(LABELS):
-            raise BadDataset(f"{file} has {len(table.label_names)} labels, but MIRFLICKR has 38: use its lists")
-        listed[split] = table.files
-    return listed
-
-
-def _read_csv(file: Path, protocol: str) -> tuple[Table, Listed]:
-    """All images with their labels, and the files of each split, from the columns file, labels and (deephash_)split."""
-    listed: dict[str, list[str]] = {split: [] for split in NAMES}
-    files, labels = [], []
-    for row in read_rows(file, one_of=("file",), errors="strict"):
-        if isinstance(row, Problem):
-            raise BadDataset(f"{file}: {row}")
-        line, values = row
-        column = "deephash_split" if protocol == "deephash" and "deephash_split" in values else "split"
-        split, _ = parse_split(values.get(column))
-        if split is None or not values.get("file"):
-            raise BadDataset(f"{file} line {line} lacks a file, or a valid split in the column {column}: correct it")
-        found, _ = parse_labels(values.get("labels"))
-        if unknown := [label for label in found if label not in LABELS]:
-            raise BadDataset(f"{file} line {line} has {unknown[0]!r}, which is not a label of MIRFLICKR: correct it")
-        listed[split].append(values["file"])
-        files.append(values["file"])
-        labels.append([label in found for label in LABELS])
-    return Table(tuple(files), np.array(labels, np.uint8).reshape(-1, len(LABELS)), LABELS), listed
-
-
-def _read_hyp2(folder: Path) -> Listed:
+def _read_hyp2(folder: Path, table: Table) -> dict[str, Rows]:
     """HyP2's permutation: its first 1,000 numbers are the queries, the next 4,000 the training images."""
     images = folder / "data" / "flickr25k" / "img.txt"
-    with with_remedy("use the whole repository of HyP2"):
+    with with_remedy("set lists to the whole repository of HyP2; the data set lists reads train.txt, ..."):
         names = read_lines(images, what="HyP2's list of images")
+        order_file = folder / "flickr.txt"
+        text = " ".join(read_lines(order_file, what="HyP2's permutation"))
+    row_of = {file: row for row, file in enumerate(table.files)}
+    if unknown := [name for name in names if name not in row_of]:
+        raise BadDataset(f"{images} lists {unknown[0]!r}, which is not an image of MIRFLICKR: correct it")
     try:
-        order = np.array(json.loads((folder / "flickr.txt").read_text()), np.int64)
+        order = np.array(json.loads(text), np.int64)
     except (ValueError, TypeError) as error:
-        raise BadDataset(f"{folder / 'flickr.txt'} is not a permutation of {len(names)} images: {error}") from None
+        raise BadDataset(f"{order_file} is not a permutation of {len(names)} images: {error}") from None
     if not np.array_equal(np.sort(order), np.arange(len(names))):
-        raise BadDataset(f"{folder / 'flickr.txt'} is not a permutation of the {len(names)} images of {images}")
-    parts = {"query": order[:1000], "train": order[1000:5000], "database": order[5000:]}
-    return {split: [names[row] for row in rows] for split, rows in parts.items()}
+        raise BadDataset(f"{order_file} is not a permutation of the {len(names)} images of {images}")
+    rows = np.array([row_of[name] for name in names], np.int64)[order]
+    return {"query": rows[:1000], "train": rows[1000:5000], "database": rows[5000:]}
 
 
 def _without_labels(table: Table, patterns: Sequence[str], source: Path) -> Table:

@@ -1,6 +1,5 @@
 """Data set `nuswide`: NUS-WIDE, 81 labels or the 21 most frequent of them."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import numpy as np
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
 from hashseek.training.data.datasets.folder import expand
-from hashseek.training.data.datasets.lists import read_label_names, read_lists
 from hashseek.training.data.image_table import (
     Incomplete,
     Table,
@@ -21,7 +19,7 @@ from hashseek.training.data.image_table import (
     split_table,
     with_remedy,
 )
-from hashseek.training.data.splits import Labels, Splits, refuse_unused
+from hashseek.training.data.splits import Labels, Splits
 
 _REMEDY = (
     "get Groundtruth, ImageList and ConceptsList from lms.comp.nus.edu.sg/research/NUS-WIDE.htm, request the "
@@ -34,9 +32,6 @@ def nuswide(
     *,
     root: str,
     n_labels: int = 21,
-    lists: str | None = None,
-    label_names: str | Sequence[str] | None = None,
-    strip_prefix: str = "",
     n_query: int | None = None,
     n_train: int | None = None,
     split_seed: int = 0,
@@ -46,39 +41,21 @@ def nuswide(
     """NUS-WIDE: 195,834 images with the 21 most frequent labels (2,100 / 10,500 / rest), or all 81 labels.
 
     Args:
-        root: folder with `Flickr` (or `images`), `Groundtruth`, `ImageList` and `ConceptsList`, as published; with
-            `lists`, the folder that their paths are relative to.
+        root: folder with `Flickr` (or `images`), `Groundtruth`, `ImageList` and `ConceptsList`, as published.
         n_labels: use the most frequent 21 labels (or another number), or all 81; images with none are left out.
-        lists: folder with train.txt, test.txt, database.txt of a hashing repository; None makes a random split.
-        label_names: names of the columns of such lists, or a file with one per line; None numbers them.
-        strip_prefix: see the data set `lists`.
-        n_query: queries of a random split; None: 100 per label (2,100), or 5,000 for more than 21 labels.
-        n_train: its training images; None: 500 per label (10,500), or 10,000 for more than 21 labels.
-        split_seed: seed of a random split.
+        n_query: queries; None: 100 per label (2,100), or 5,000 for more than 21 labels.
+        n_train: training images; None: 500 per label (10,500), or 10,000 for more than 21 labels.
+        split_seed: seed of the random split.
         train_in_database: training images are also in the database, as in DeepHash-pytorch.
         on_error: "stop" refuses missing images (many have left Flickr), "skip" leaves them out.
 
     Raises:
-        BadDataset: images, labels or lists are missing, damaged, or contradict each other.
-        BadConfig: n_labels, n_query or n_train outside its limits, or options of lists without them or vice versa.
+        BadDataset: images or labels are missing or damaged.
+        BadConfig: n_labels, n_query or n_train outside its limits.
 
     Source: Chua et al., CIVR 2009; HyP2 (Xu et al., ACM MM 2022), Table 2.
     """
     folder = Path(expand(root))
-    if lists is not None:
-        why = "lists define the splits"
-        refuse_unused(nuswide, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
-        return read_lists(
-            folder,
-            Path(expand(lists)),
-            n_labels=n_labels,
-            label_names=read_label_names(label_names),
-            strip_prefix=strip_prefix,
-            train_in_database=train_in_database,
-            on_error=on_error,
-        )
-    why = "it is for lists, and there are none"
-    refuse_unused(nuswide, why, label_names=label_names, strip_prefix=strip_prefix)
     table = _most_frequent(_annotated(folder), n_labels)
     per_label = n_labels <= 21
     n_query = (100 * n_labels if per_label else 5000) if n_query is None else n_query

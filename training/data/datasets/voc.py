@@ -3,14 +3,12 @@
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError
 from hashseek.training.data.datasets.folder import expand
-from hashseek.training.data.datasets.lists import read_lists
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
     Incomplete,
@@ -54,48 +52,20 @@ def voc2007(*, root: str, download: bool = False, on_error: OnError = "stop") ->
     return _official(Path(expand(root)), 2007, download=download, on_error=on_error)
 
 
-def voc2012(
-    *,
-    root: str,
-    protocol: Literal["hyp2", "deephash"] = "hyp2",
-    lists: str | None = None,
-    download: bool = False,
-    on_error: OnError = "stop",
-) -> Splits:
+def voc2012(*, root: str, download: bool = False, on_error: OnError = "stop") -> Splits:
     """PASCAL VOC 2012: train (5,717) is training set and database, val (5,823) has the queries; 20 labels.
 
     Args:
         root: the folder that holds `VOCdevkit`.
-        protocol: "hyp2", or "deephash" for the lists of DeepHash-pytorch: 1,000 queries, 4,000 training images and a
-            database of 6,540 others, labels without difficult objects.
-        lists: folder of those lists (train.txt, test.txt, database.txt).
         download: fetch the official archive (2 GB) if images or annotations are missing.
         on_error: "stop" refuses missing images, "skip" leaves them out.
 
     Raises:
-        BadDataset: images, annotations or lists are missing or damaged.
-        BadConfig: no lists for "deephash", or some for "hyp2".
+        BadDataset: images or annotations are missing or damaged.
 
-    Source: HyP2 (Xu et al., ACM MM 2022), whose code has the same sets; DeepHash-pytorch, data/voc2012.
+    Source: HyP2 (Xu et al., ACM MM 2022), whose code has the same sets; objects marked difficult count.
     """
-    folder = Path(expand(root))
-    if protocol == "hyp2":
-        if lists is not None:
-            raise BadConfig("lists are for protocol = deephash, and hyp2 uses the official sets: leave lists out")
-        return _official(folder, 2012, download=download, on_error=on_error)
-    if lists is None:
-        raise BadConfig("protocol = deephash needs lists: set it to the folder data/voc2012 of DeepHash-pytorch")
-
-    def read(mode: OnError) -> Splits:
-        return read_lists(
-            folder,
-            Path(expand(lists)),
-            label_names=LABELS,
-            published=(1000, 4000, 6540),
-            on_error=mode,
-        )
-
-    return read_or_download(read, ARCHIVES[2012], folder, download=download, on_error=on_error)
+    return _official(Path(expand(root)), 2012, download=download, on_error=on_error)
 
 
 def _official(root: Path, year: int, *, download: bool, on_error: OnError) -> Splits:

@@ -1,14 +1,15 @@
 """List files of the hashing papers: every spacing is read alike, every bad line is named, splits may not overlap."""
 
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.training.data.datasets import build_splits
+from hashseek.training.data.datasets import build_splits, mirflickr, voc
 from hashseek.training.data.datasets.lists import read_list
-from support.dataset_files import names, sizes, touch_all
+from support.dataset_files import names, needs_data, published_list, sizes, touch_all, write_lists
 
 
 @pytest.fixture
@@ -161,3 +162,78 @@ def test_names_that_are_no_text_come_through(tmp_path):
     (tmp_path / "list.txt").write_bytes(name + b" 1 0\n")
     table, _ = read_list(tmp_path / "list.txt")
     assert table.files[0].encode(errors="surrogateescape") == name
+
+
+def published(root: Path, rows: list[dict[str, str]], n_labels: int) -> dict[str, str]:
+    """The options that read the rows of a published list."""
+    write_lists(root / "lists", rows, n_labels)
+    touch_all(root, [row["file"] for row in rows])
+    return {"root": str(root), "lists": str(root / "lists")}
+
+
+def counts(*splits) -> np.ndarray:
+    return np.concatenate([split.labels for split in splits]).sum(axis=0, dtype=int)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "n_labels", "n_query", "n_train", "most"),
+    [
+        ("nuswide21_hyp2_train_test", 21, 2100, 10500, 6222),
+        ("nuswide21m_train_test", 21, 2100, 10500, 6199),
+        ("nuswide81m_train_test", 81, 5000, 10000, 5432),
+    ],
+)
+def test_the_published_lists_of_nuswide(tmp_path, name, n_labels, n_query, n_train, most):
+    rows = published_list(name)
+    # The database's list is too large to be here: as in DeepHash-pytorch the training images are part of it.
+    rows += [{**row, "split": "database"} for row in rows if row["split"] == "train"]
+    options = published(tmp_path, rows, n_labels)
+    splits = build_splits("lists", train_in_database=True, **options)
+    assert sizes(splits) == (n_query, n_train, n_train)
+    assert counts(splits.query, splits.train).max() == most
+    if n_labels == 21:
+        assert counts(splits.train).min() >= 500, "500 training images were drawn for each label"
+    with pytest.raises(BadDataset, match="train_in_database = true"):
+        build_splits("lists", **options)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "label_names", "n_database", "known"),
+    [
+        # The numbers of images that VOC 2012's own page gives for its trainval.
+        (
+            "voc2012",
+            voc.LABELS,
+            6540,
+            {"aeroplane": 670, "bicycle": 552, "person": 4087, "tvmonitor": 575},
+        ),
+        # Those of the set's own annotations.
+        ("mirflickr25k", mirflickr.LABELS, 20000, {"people": 10373, "baby_r1": 116, "sky": 7912, "water": 3331}),
+    ],
+)
+def test_the_published_lists_of_deephash(tmp_path, name, label_names, n_database, known):
+    options = published(tmp_path, published_list(f"{name}_deephash"), len(label_names))
+    (tmp_path / "names.txt").write_text("\n".join(label_names))
+    splits = build_splits("lists", label_names=str(tmp_path / "names.txt"), **options)
+    assert sizes(splits) == (1000, 4000, n_database)
+    found = dict(zip(label_names, counts(splits.query, splits.train, splits.database).tolist(), strict=True))
+    assert {label: found[label] for label in known} == known
+
+
+@needs_data
+def test_the_published_list_of_hashnet_repeats_its_queries(tmp_path):
+    rows = published_list("coco80_hashnet_full")
+    parts = {split: {row["file"] for row in rows if row["split"] == split} for split in ("train", "test", "database")}
+    assert {split: len(files) for split, files in parts.items()} == {"train": 10000, "test": 5000, "database": 112218}
+    assert parts["test"] < parts["database"]
+    assert len(parts["train"] | parts["database"]) == 122218, "the number of images of COCO that have an object"
+
+    some = [row for row in rows if zlib.crc32(row["file"].encode()) % 16 == 0]  # all of them would take a while
+    kept = {split: sum(row["split"] == split for row in some) for split in parts}
+    options = published(tmp_path, some, 80) | {"root": str(tmp_path / "data" / "coco"), "strip_prefix": "./data/coco/"}
+    with pytest.raises(BadDataset, match=f"{kept['test']} images"):
+        build_splits("lists", **options)
+    splits = build_splits("lists", drop_queries=True, **options)
+    assert sizes(splits) == (kept["test"], kept["train"], kept["database"] - kept["test"])

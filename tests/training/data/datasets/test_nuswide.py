@@ -1,4 +1,4 @@
-"""NUS-WIDE on a miniature of the official files: the 21 most frequent labels or all, seeded splits, lists."""
+"""NUS-WIDE on a miniature of the official files: the 21 most frequent labels or all, seeded splits."""
 
 from pathlib import Path
 
@@ -7,16 +7,7 @@ import pytest
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.datasets import build_splits
-from support.dataset_files import (
-    damage_file,
-    labels_of,
-    names,
-    needs_data,
-    published_list,
-    sizes,
-    touch_all,
-    write_lists,
-)
+from support.dataset_files import damage_file, labels_of, names, sizes, touch_all
 
 CONCEPTS = [f"concept{i:02}" for i in range(81)]
 N = 600
@@ -132,37 +123,9 @@ def test_an_incomplete_set_is_refused(tmp_path, place, damage, named):
         ({"n_query": 43}, "n_query 43"),
         ({}, "n_query 2100"),
         ({"n_labels": 81}, "n_query 5000"),
-        ({"strip_prefix": "a"}, "strip_prefix is 'a'"),
-        ({"lists": "here", "split_seed": 1}, "split_seed is 1"),
+        ({"lists": "here"}, "no option 'lists'"),
     ],
 )
 def test_impossible_splits_are_refused(nus, options, named):
     with pytest.raises(BadConfig, match=named):
         build_splits("nuswide", root=str(nus), **options)
-
-
-@needs_data
-@pytest.mark.parametrize(
-    ("name", "n_labels", "n_query", "n_train", "most"),
-    [
-        ("nuswide21_hyp2_train_test", 21, 2100, 10500, 6222),
-        ("nuswide21m_train_test", 21, 2100, 10500, 6199),
-        ("nuswide81m_train_test", 81, 5000, 10000, 5432),
-    ],
-)
-def test_published_lists(tmp_path, name, n_labels, n_query, n_train, most):
-    rows = published_list(name)
-    # The database's list is too large to be here: as in DeepHash-pytorch the training images are part of it.
-    rows += [{**row, "split": "database"} for row in rows if row["split"] == "train"]
-    write_lists(tmp_path / "lists", rows, n_labels)
-    touch_all(tmp_path, [row["file"] for row in rows])
-    options = {"root": str(tmp_path), "lists": str(tmp_path / "lists"), "n_labels": n_labels}
-    splits = build_splits("nuswide", train_in_database=True, **options)
-    assert sizes(splits) == (n_query, n_train, n_train)
-    both = np.concatenate([splits.query.labels, splits.train.labels]).sum(axis=0, dtype=int)
-    assert both.max() == most
-    if n_labels == 21:
-        assert splits.train.labels.sum(axis=0).min() >= 500, "500 training images were drawn for each label"
-    for wrong in (options, {**options, "n_labels": 20}):
-        with pytest.raises(BadDataset):
-            build_splits("nuswide", **wrong)

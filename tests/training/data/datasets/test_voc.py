@@ -9,17 +9,7 @@ import pytest
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.datasets import build_splits
-from support.dataset_files import (
-    damage_file,
-    labels_of,
-    names,
-    needs_data,
-    picture,
-    published_list,
-    sizes,
-    touch_all,
-    write_lists,
-)
+from support.dataset_files import damage_file, labels_of, names, picture, sizes
 
 OBJECT = """    <object>
         <name>{name}</name>
@@ -151,7 +141,6 @@ def test_an_incomplete_or_changed_set_is_refused(voc, tmp_path, place, damage, n
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("voc2012", {"protocol": "hyp3"}),
         ("voc2012", {"protocol": "deephash"}),
         ("voc2012", {"lists": "x"}),
         ("voc2007", {"on_error": "ignore"}),
@@ -160,18 +149,3 @@ def test_an_incomplete_or_changed_set_is_refused(voc, tmp_path, place, damage, n
 def test_impossible_options_are_refused(tmp_path, name, options):
     with pytest.raises(BadConfig):
         build_splits(name, root=str(tmp_path), **options)
-
-
-@needs_data
-def test_the_published_lists_of_deephash_for_2012(tmp_path):
-    rows = published_list("voc2012_deephash")
-    write_lists(tmp_path / "lists", rows, 20)
-    touch_all(tmp_path, [row["file"] for row in rows])
-    splits = build_splits("voc2012", root=str(tmp_path), protocol="deephash", lists=str(tmp_path / "lists"))
-    assert sizes(splits) == (1000, 4000, 6540)
-    assert splits.problems == ()
-    labels = np.concatenate([splits.query.labels, splits.train.labels, splits.database.labels])
-    counts = dict(zip(splits.label_names, labels.sum(axis=0, dtype=int).tolist(), strict=True))
-    # The numbers of images that VOC 2012's own page gives for its trainval.
-    some = ("aeroplane", "bicycle", "dog", "person", "tvmonitor")
-    assert [counts[name] for name in some] == [670, 552, 1286, 4087, 575]
