@@ -259,9 +259,6 @@ class TrainSection(_Section):
         default="auto",
         description="`bf16` if the hardware supports it, otherwise `fp32`; heads and losses always use float32",
     )
-    compile: bool = Field(
-        default=False, description="compile the backbone with torch.compile, which takes minutes; no gain on a CPU"
-    )
     views: Literal[1, 2] = Field(
         default=1,
         description="augmented copies of each image per batch; with a key encoder, the second is for the keys",
@@ -430,6 +427,12 @@ def parse_config(content: dict[str, Any], *, source: str) -> Config:
         return Config.model_validate(content)
     except ValidationError as error:
         raise BadConfig(f"{source}: {_explain(error)}") from None
+
+
+def without_removed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that an earlier checkout stored, without the settings that were removed since."""
+    train = {key: value for key, value in stored.get("train", {}).items() if key != "compile"}
+    return {**stored, "train": train}
 
 
 def parse_assignment(text: str, *, example: str) -> tuple[str, Any]:

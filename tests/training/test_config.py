@@ -41,6 +41,7 @@ def test_another_name_drops_what_was_meant_for_the_old_one():
     [
         ("model.nbits=12", "'model.nbits': did you mean 'n_bits'"),
         ("optimiser.lr=1", "'optimiser': did you mean 'optimizer'"),
+        ("train.compile=true", "there is no setting 'train.compile'"),
         ("model.n_bits=0", "'model.n_bits' is 0"),
         ("model.n_bits=2000", "1024"),
         ("model.n_bits=many", "'model.n_bits' is 'many'"),

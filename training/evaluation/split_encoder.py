@@ -17,7 +17,7 @@ from hashseek.retrieval.models.mlp import Mlp
 from hashseek.retrieval.models.names import widths_of
 from hashseek.retrieval.scores import StoredFeatures, stored_features
 from hashseek.retrieval.vectors import as_float32
-from hashseek.training.config import parse_config
+from hashseek.training.config import parse_config, without_removed
 from hashseek.training.data.cached_features import features_of
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import Images
@@ -130,7 +130,7 @@ def untrained_model(checkpoint: Checkpoint) -> HashModel:
     training = {key: value for key, value in header.training.items() if key not in notes}
     if not training:
         raise BadConfig("the checkpoint has no training configuration, so its untrained model cannot be rebuilt")
-    config = parse_config(training, source="the checkpoint's configuration")
+    config = parse_config(without_removed(training), source="the checkpoint's configuration")
     if config.model.head_init != "random":
         raise BadConfig(
             f"training started from a hash layer fitted to the training images (model.head_init = "

@@ -162,8 +162,6 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     state = _initial_state(fabric, config, network, objective, keys, n_images=len(fit_rows))
     if saved is not None:
         state.load(saved)
-    if config.train.compile:
-        model.backbone.compile()
     fabric.barrier()  # every process has checked the folder and the data
     if fabric.is_global_zero:
         start_run(run, config)

@@ -22,7 +22,7 @@ import torch
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
-from hashseek.training.config import Config
+from hashseek.training.config import Config, without_removed
 
 
 class Run:
@@ -62,13 +62,13 @@ def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | N
     if not resume:
         raise BadConfig(f"{run.folder} already holds a run: continue it with --resume, or choose another --out")
     try:
-        earlier = dict(json.loads(run.config.read_text(encoding="utf-8")))
+        earlier = without_removed(dict(json.loads(run.config.read_text(encoding="utf-8"))))
     except (ValueError, TypeError) as error:
         raise BadConfig(f"{run.config} is damaged ({error}): delete the folder and train again") from None
     now = config.model_dump(mode="json")
     # Neither how a run is followed nor how many processes share its work changes the result.
     earlier["tracking"] = now["tracking"]
-    earlier.setdefault("train", {})["devices"] = config.train.devices
+    earlier["train"]["devices"] = config.train.devices
     changes = differences(earlier, now)
     if changes:
         raise BadConfig(

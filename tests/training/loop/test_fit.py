@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import tomli_w
 import torch
 from safetensors.torch import load_file
 
-from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.checkpoint import load_checkpoint, load_header
 from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
 from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.evaluation.split_encoder import untrained_model
 from hashseek.training.loop.epoch import Diverged
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs.run_folder import Run, read_records
@@ -161,6 +163,18 @@ def test_a_run_folder_is_never_overwritten_and_its_damage_is_named(pictures, tmp
         file.write_bytes(whole)
     assert fit(settings, out=run.folder, resume=True).best_epoch == 1
     assert run.log.read_bytes() == before
+
+
+def test_a_stored_configuration_may_have_a_setting_that_was_removed_since(pictures, tmp_path):
+    settings = config(pictures, train__epochs=1)
+    run = fit(settings, out=tmp_path / "run").run
+    stored = json.loads(run.config.read_text())
+    stored["train"]["compile"] = False
+    run.config.write_text(json.dumps(stored))
+    assert fit(settings, out=run.folder, resume=True).best_epoch == 1
+    checkpoint = load_checkpoint(run.best)
+    earlier = replace(checkpoint, header=replace(checkpoint.header, training=stored))
+    assert torch.equal(untrained_model(earlier).head.weight, untrained_model(checkpoint).head.weight)
 
 
 @pytest.mark.parametrize(
