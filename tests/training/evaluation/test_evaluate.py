@@ -41,7 +41,7 @@ CPU = {"device": "cpu", "precision": "fp32"}
 def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(data set, checkpoint with random weights)."""
     root = tmp_path_factory.mktemp("evaluate")
-    render_shapes(root / "data", n_query=12, n_train=2, n_database=60, size=48, seed=2)
+    render_shapes(root / "data", n_query=12, n_train=4, n_database=60, size=48, seed=2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = HashModel(backbone="squeezenet1_1", n_bits=10)
@@ -144,7 +144,7 @@ def test_metrics_equal_those_of_the_oracle(world):
         bounds = score.mean_average_precision
         assert bounds.worst - 1e-12 <= score.as_served <= bounds.best + 1e-12
         assert bounds.worst <= bounds.expected <= bounds.best
-        assert score.precision.worst <= found.mean() <= score.precision.best
+        assert score.precision.worst - 1e-12 <= found.mean() <= score.precision.best + 1e-12
     assert report.main_n == 5  # at N = 60, the whole database, recall is always 1
     assert any("N = 1000" in note for note in report.notes)
     assert report.data["chance_(share_of_relevant_pairs)"] == pytest.approx(relevant.mean())
