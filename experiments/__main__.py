@@ -66,7 +66,7 @@ def hbl_table_2(
 def losses(
     data: Annotated[
         str,
-        typer.Option(help="Data for the comparison: a name in experiments/comparison.py, or your own configuration."),
+        typer.Option(help="Data for the comparison: a name in experiments/inputs.py, or your own configuration."),
     ] = "mirflickr",
     method: Methods = None,
     bits: Annotated[list[int] | None, typer.Option(help="Code length; may be repeated. Default: 12 24 36 48.")] = None,
@@ -89,7 +89,8 @@ def losses(
     number of trials for each method; BiHalf, which uses no labels, has fixed ones. Each run is scored on the query
     split once.
     """
-    from experiments.comparison import METHODS, Experiment, run
+    from experiments.comparison import Experiment, run
+    from experiments.methods import METHODS
 
     methods, folder = _known(method, METHODS), out or Path("runs") / Path(data).stem
     experiment = Experiment(data, tuple(bits or (12, 24, 36, 48)), seeds, searches, trials, epochs)
@@ -111,8 +112,9 @@ def finetuned(
 
     By default, the six methods of docs/explanation/reproduction.md. Each run is scored on the query split once.
     """
-    from experiments.comparison import METHODS, TUNED
+    from experiments.comparison import TUNED
     from experiments.finetuned import CHOSEN, FOLDER, run_finetuned
+    from experiments.methods import METHODS
 
     lengths = tuple(bits or TUNED[::-1])
     if unknown := set(lengths) - set(TUNED):

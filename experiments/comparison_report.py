@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import friedmanchisquare, rankdata, studentized_range, wilcoxon
 
-from experiments.comparison import METHODS, SEEDS_OF_SEARCH, N, rows_of
+from experiments.comparison import SEEDS_OF_SEARCH, rows_of
 from experiments.critical_difference import write_diagram
+from experiments.methods import METHODS
+from experiments.scoring import N
 from hashseek.retrieval.metrics import holm, randomization_test
 from hashseek.training.report_format import Table, table_as_markdown
 

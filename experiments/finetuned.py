@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 
-from experiments.comparison import METHODS, TUNED, chosen_settings, intact_splits, rows_of, split_scores
+from experiments.comparison import TUNED, chosen_settings, rows_of
+from experiments.inputs import intact_splits
+from experiments.methods import METHODS
 from experiments.processes import in_processes
+from experiments.scoring import split_scores
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.training.config import load_config
 from hashseek.training.evaluation.split_encoder import SplitEncoder

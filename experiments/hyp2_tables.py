@@ -22,10 +22,10 @@ from experiments.comparison import (
     chosen_settings,
     load_inputs,
     rows_of,
-    split_scores,
 )
 from experiments.comparison_report import mean_and_deviation
 from experiments.processes import in_processes
+from experiments.scoring import split_scores
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.training.loop.fit import fit
 from hashseek.training.report_format import Table, table_as_markdown

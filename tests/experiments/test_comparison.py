@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from experiments import comparison, finetuned
-from experiments.comparison import METHODS, Experiment, load_inputs, rows_of, run, run_method
+from experiments.comparison import Experiment, load_inputs, rows_of, run, run_method
 from experiments.comparison_report import as_markdown, mean_ranks, paired_tests, write_plots
 from experiments.critical_difference import groups
+from experiments.inputs import DATA, Inputs
+from experiments.methods import METHODS
 from experiments.processes import in_processes
+from experiments.scoring import cosine_scores, gallery_scores, split_scores
 from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
 from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.training.config import load_config, parse_config, read_config
@@ -31,9 +34,9 @@ def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
     from hashseek.training.loop.network import is_unsupervised
     from hashseek.training.sweep_space import check_space, parse_space
 
-    for method, data in product(METHODS.values(), comparison.DATA):
+    for method, data in product(METHODS.values(), DATA):
         if method.fitted is None:
-            content = read_config(comparison.DATA[data].config, (*Experiment(data).settings, *method.settings))
+            content = read_config(DATA[data].config, (*Experiment(data).settings, *method.settings))
             if is_unsupervised(parse_config(content, source=method.title)):
                 assert not method.space, "a search would choose its settings by labels"
             else:
@@ -172,7 +175,7 @@ def test_both_rankings_of_rows_and_tests_follow_from_the_outputs():
     database = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]], np.float32)
     query = Split((), labels[:1], ())
     splits = Splits(query, query, Split((), labels, ()), ("a", "b"), "")
-    found = comparison.split_scores(np.array([[3, 1]], np.float32), database, splits)
+    found = split_scores(np.array([[3, 1]], np.float32), database, splits)
     assert found["asymmetric"] == pytest.approx((1 + 2 / 3 + 3 / 4) / 3)
     assert found["mAP"] == pytest.approx((found["worst"] + found["best"]) / 2)
     assert found["worst"] == pytest.approx(found["asymmetric"])
@@ -234,10 +237,10 @@ def test_mean_ranks_and_bars_are_those_of_demsar(tmp_path):
 def test_a_foreign_gallery_is_searched_by_each_of_its_images_among_the_others():
     labels = np.array([[1, 0]] * 13 + [[0, 1]] * 11, np.uint8)
     parts = np.split(labels, [3, 9])
-    gallery = comparison.Inputs(Splits(*(Split((), part, ()) for part in parts), ("a", "b"), ""), *parts)
-    apart = comparison.gallery_scores(lambda rows: np.where(rows == 1, 1.0, -1.0).astype(np.float32), gallery)
+    gallery = Inputs(Splits(*(Split((), part, ()) for part in parts), ("a", "b"), ""), *parts)
+    apart = gallery_scores(lambda rows: np.where(rows == 1, 1.0, -1.0).astype(np.float32), gallery)
     assert apart == {"gallery": 1, "gallery_rare": 1}
-    alike = comparison.gallery_scores(lambda rows: np.ones((len(rows), 8), np.float32), gallery)
+    alike = gallery_scores(lambda rows: np.ones((len(rows), 8), np.float32), gallery)
     assert alike["gallery"] == pytest.approx((13 * 12 + 11 * 10) / 24 / 23)
     assert alike["gallery_rare"] == pytest.approx(10 / 23)
 
@@ -249,17 +252,17 @@ def test_references_are_scored_without_codes_of_the_training_split():
     parts = np.split(rng.permutation(30), [10, 20])
     near = (labels @ np.eye(2, 5) + rng.normal(scale=0.1, size=(30, 5))).astype(np.float32)
     splits = Splits(*(Split((), labels[part], ()) for part in parts), ("a", "b"), "")
-    gallery = comparison.Inputs(splits, *(near[part] for part in parts))
+    gallery = Inputs(splits, *(near[part] for part in parts))
     inputs = replace(gallery, train=np.zeros_like(gallery.train), gallery=gallery)
     cosine = comparison.fitted("cosine", inputs, n_bits=2, seed=0)
     assert cosine == {"mAP": 1, "gallery": 1, "gallery_rare": 1}
     itq = comparison.fitted("gallery_itq", inputs, n_bits=2, seed=0)
     assert set(itq) == {"gallery", "gallery_rare"}, "its codes of the splits are not scored"
-    assert itq == comparison.gallery_scores(fit_hash_layer(gallery.all[0], n_bits=2), gallery)
-    worse = comparison.gallery_scores(lambda rows: rng.normal(size=(len(rows), 2)).astype(np.float32), gallery)
+    assert itq == gallery_scores(fit_hash_layer(gallery.all[0], n_bits=2), gallery)
+    worse = gallery_scores(lambda rows: rng.normal(size=(len(rows), 2)).astype(np.float32), gallery)
     assert itq["gallery"] > worse["gallery"]
     shuffled = replace(gallery, database=gallery.database[::-1])
-    assert comparison.cosine_scores(shuffled)["mAP"] < 1
+    assert cosine_scores(shuffled)["mAP"] < 1
 
 
 def test_what_a_search_chose_is_scaled_to_other_lengths(tmp_path):
