@@ -81,7 +81,7 @@ class Collection:
         self.folder = folder
         self.catalog = Catalog(folder / CATALOG, read_only=read_only)
         try:
-            self.index = CollectionIndex(folder / INDEX, self.catalog, read_only=read_only)
+            self.index = CollectionIndex(folder / INDEX, self.catalog)
         except BaseException:
             self.close()
             raise

@@ -66,24 +66,14 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder`; other processes and threads wait. The system releases it if the process dies.
 
-    Several may hold it `shared` at once. It locks the folder itself, so that no lock file is left behind and readers
-    need no permission to write; a reader who may not even open the folder continues without the lock.
-
-    Raises:
-        OSError: the folder cannot be opened, and the lock is not `shared`.
+    It locks the folder itself, so that no lock file is left behind.
     """
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:
-        if not shared:
-            raise
-        yield
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

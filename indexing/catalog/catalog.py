@@ -348,6 +348,16 @@ class Catalog:
             with self._db.transaction() as db:
                 write_meta(db, "index_kind", kind)
 
+    def saved_index(self) -> str | None:
+        """The description of the index on disk, see `hashseek.indexing.index.index_files`; None if there is none."""
+        with self._db.reading() as db:
+            return read_meta(db, "index")
+
+    def set_saved_index(self, description: str) -> None:
+        """Store the description of the index on disk. Durable when it returns."""
+        with self._db.transaction() as db:
+            write_meta(db, "index", description)
+
     def forget_changes(self, generation: int) -> None:
         """Delete the list of removals and updates up to a generation.
 

@@ -3,6 +3,7 @@
 meta               single values: uuid, generation (number of committed changes), space (id of the active code space),
                    keep_features (set if features are kept), index_kind, forgotten (the last generation whose removals
                    and updates `optimize` has deleted);
+                   index (JSON): the index on disk, see `hashseek.indexing.index.index_files`;
                    kept_groups (JSON): groups of near-duplicates of which all are kept, as lists of ids
 images             one row per image; `key` is the caller's own name for it, `attributes` a JSON object
 image_labels       which image has which label

@@ -7,7 +7,6 @@ added since the built segment was created are in a small fresh segment, until `m
 import logging
 import threading
 import weakref
-from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.index import gpu
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.hamming_index import KINDS, HammingIndex
-from hashseek.indexing.index.index_files import IndexFiles, IndexVersion, OldIndex
+from hashseek.indexing.index.index_files import IndexFiles, OldIndex, SavedIndex
 from hashseek.indexing.index.segments import View, joined, merge, no_view
 from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.files import locked
@@ -31,23 +30,22 @@ class CollectionIndex:
     """The index over the codes with which `catalog` was opened. Safe to use from several threads.
 
     Args:
-        files: the folder of the index files; the lock of the collection's folder protects them.
+        files: the folder of its files.
         catalog: of the collection.
-        read_only: leave an unusable index on disk as it is.
 
     Raises:
         BadCollection: a code in the catalog is damaged.
     """
 
-    def __init__(self, files: Path, catalog: Catalog, *, read_only: bool) -> None:
+    def __init__(self, files: Path, catalog: Catalog) -> None:
         self._folder = catalog.folder
         self._catalog = catalog
         self._n_bits = catalog.n_bits
         self._files = IndexFiles(files, catalog)
         self._lock = threading.Lock()
-        self._saved: IndexVersion | None = None  # the version that is both on disk and in memory
+        self._saved: SavedIndex | None = None  # the one that is both on disk and in memory
         self._saved_index: weakref.ref[HammingIndex] | None = None
-        self._view = self._open(read_only=read_only)
+        self._view = self._open()
 
     @property
     def kind(self) -> str:
@@ -87,13 +85,17 @@ class CollectionIndex:
             kind = self.kind
             on_disk = self._load_newer(kind)
             view = self.current()
-            # An approximate index is written when it is rebuilt; later changes are read from the catalog.
-            is_enough = kind in APPROXIMATE and self._is_saved(view) and not view.is_due
-            saved = self._saved if on_disk is not None and view.kind == kind else None
-            if saved is not None and (is_enough or view.generation == saved.generation):
-                return
-            if self._write(merge(view, kind), over=(on_disk, self._saved)):
-                return
+            if on_disk is not None and on_disk == self._saved and self._is_saved(view) and view.kind == kind:
+                # An approximate index is written when it is rebuilt; later changes are read from the catalog.
+                is_enough = kind in APPROXIMATE and not view.is_due
+                if is_enough or view.generation == on_disk.generation:
+                    return
+            merged = merge(view, kind)
+            self._install(merged)
+            with locked(self._folder):
+                if self._files.saved() == on_disk:  # otherwise another process has written one meanwhile
+                    self._write(merged)
+                    return
 
     def build(self, kind: str | None = None) -> None:
         """Build an index from the catalog alone and write it.
@@ -107,7 +109,9 @@ class CollectionIndex:
         view = merge(self._advance(no_view(self._n_bits)), kind or self.kind)
         if kind is not None:
             self._catalog.set_index_kind(kind)
-        self._write(view)
+        self._install(view)
+        with locked(self._folder):
+            self._write(view)
 
     def verify(self) -> list[str]:
         """Compare the index in memory and on disk with the catalog."""
@@ -121,18 +125,14 @@ class CollectionIndex:
                         f"the index with {len(index)} images differs from the catalog with {len(stored.ids)}"
                     )
                 break
-        if self._has_files():
+        if self._files.saved() is not None:
             try:
-                with locked(self._folder, shared=True):
-                    self._files.load(read_all=True)
+                self._files.load(read_all=True)
+            except OldIndex:
+                pass
             except BadCollection as error:
-                if self._has_files():  # otherwise another process replaced it just now
-                    problems.append(f"the index on disk will be rebuilt: {error}")
+                problems.append(f"the index on disk will be rebuilt: {error}")
         return problems
-
-    def _has_files(self) -> bool:
-        """Whether there are index files, and for these codes: another process may have switched the code space."""
-        return self._files.exist() and self._catalog.is_current()
 
     def _advance(self, view: View) -> View:
         """A view with everything that the catalog has committed since."""
@@ -155,59 +155,34 @@ class CollectionIndex:
         with self._lock:
             self._view = self._advance(view) if view.generation < self._view.generation else view
 
-    def _open(self, *, read_only: bool) -> View:
+    def _open(self) -> View:
         try:
-            with locked(
-                self._folder, shared=True
-            ):  # otherwise another process could replace files after they were checked
-                built = self._load()
+            built = self._load()
         except BadCollection as error:
             if len(self._catalog):
                 level = logging.INFO if isinstance(error, OldIndex) else logging.WARNING
                 log.log(level, "the index of %s is rebuilt from the catalog: %s", self._folder, str(error))
             built = no_view(self._n_bits, self.kind)
-            if not read_only:
-                self._delete_unusable()
         return self._advance(built)
 
-    def _delete_unusable(self) -> None:
-        """Delete a manifest that does not fit the catalog, so that no later state of the catalog can make it fit."""
-        with suppress(OSError, BadCollection), locked(self._folder):  # opening does not fail because of this
-            # Another process may just have written an index, or switched to the code space that it is for.
-            if self._files.version() is None and self._catalog.is_current():
-                self._files.delete_manifest()
-
-    def _load_newer(self, kind: str) -> IndexVersion | None:
+    def _load_newer(self, kind: str) -> SavedIndex | None:
         """Load an index that another process has written, if it has this kind; returns what is on disk now."""
-        with locked(self._folder, shared=True):
-            on_disk = self._files.version()
-            if on_disk in (None, self._saved) or on_disk.kind != kind:
-                return on_disk
-            try:
-                built = self._load()
-            except BadCollection:
-                self._saved = None
-                return on_disk
-        self._install(built)
+        on_disk = self._files.saved()
+        if on_disk not in (None, self._saved) and on_disk.kind == kind:
+            with suppress(BadCollection):  # it will be overwritten
+                self._install(self._load())
         return on_disk
 
-    def _write(self, view: View, *, over: Container[IndexVersion | None] | None = None) -> bool:
-        """Use and write a merged view, unless the index on disk is not one of `over`; returns whether it is done."""
-        self._install(view)
-        with locked(self._folder):  # two processes at once would mix their files
-            if not self._catalog.is_current():  # the index on disk is for the code space that is opened next
-                return True
-            on_disk = self._files.version()
-            if over is not None and on_disk not in over:
-                return False
-            self._saved = None  # if writing fails, what is on disk is incomplete or outdated
-            try:
-                self._saved = self._files.write(view)
-            except OSError as error:
-                remedy = "only the index could not be written: free some space, and run the command again"
-                raise OSError(error.errno, f"{error.strerror or error}; {remedy}", str(self._files.folder)) from None
-            self._saved_index = weakref.ref(view.built.index)
-        return True
+    def _write(self, view: View) -> None:
+        """Write a merged view. The caller holds the lock of the folder, so that there is one writer at a time."""
+        if not self._catalog.is_current():  # the index on disk is for the code space that is opened next
+            return
+        try:
+            self._saved = self._files.write(view)
+        except OSError as error:
+            remedy = "only the index could not be written: free some space, and run the command again"
+            raise OSError(error.errno, f"{error.strerror or error}; {remedy}", str(self._files.place)) from None
+        self._saved_index = weakref.ref(view.built.index)
 
     def _is_saved(self, view: View) -> bool:
         """Whether the index on disk is the built segment of a view."""

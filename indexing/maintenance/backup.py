@@ -108,7 +108,7 @@ def restore(file: Path, folder: Path) -> Contents:
         except tarfile.TarError as error:
             raise _damaged(file, str(error)) from None
         _check_complete(file, restored, contents)
-        # Two collections that diverge must not use each other's index.
+        # Two collections that diverge must not share what a service has computed.
         with closing(sqlite3.connect(restored / CATALOG)) as db, db:
             write_meta(db, "uuid", str(uuid.uuid4()))
         _build_index(restored)

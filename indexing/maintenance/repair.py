@@ -50,9 +50,8 @@ def repair(
     if checkpoint is not None:
         _space_of(path, checkpoint)  # refuses a foreign one before anything is changed
     report = Repaired(_repair_catalog(path))
-    with closing(Collection(folder, read_only=True)) as collection:  # a writer would delete an outdated manifest
-        rebuild = bool(report.done or collection.index.verify())
     with closing(Collection(folder)) as collection:
+        rebuild = bool(report.done or collection.index.verify())
         if checkpoint is not None:
             load_checkpoint(checkpoint)  # checks that its weights are intact
             own, data = folder / _space_of(path, checkpoint).checkpoint, checkpoint.read_bytes()

@@ -7,16 +7,18 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
+from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.collection import build
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.index import collection_index, index_files, segments
+from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.hamming_index import KINDS, build_index
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.indexing.maintenance.repair import repair
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.files import write_atomically
 from support import hamming_oracle as hamming
-from support.collections import code_collection, new_images, random_codes
+from support.collections import code_collection, index_folder, new_images, random_codes
 
 
 @pytest.fixture
@@ -39,14 +41,14 @@ def nearest(codes, query, k, ids):
 def test_a_built_kind_stays_and_finds_later_changes(kind, filled, tmp_path):
     collection, codes = filled
     collection.build_index(kind)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()}
-    assert f"{kind}.npz" in before
+    before = index_folder(tmp_path)
+    assert (before / f"{kind}.npz").exists()
     query = codes[70:71]
     assert collection.search(query, k=1)[0][1].tolist() == [71]
     collection.add(new_images(query, start=900))
     collection.remove([71])
     collection.save_index()  # too little has changed to rebuild the structure
-    assert {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()} == before
+    assert index_folder(tmp_path) == before
     again = Collection(tmp_path)
     for opened in (collection, again):
         described = opened.describe_index()
@@ -88,13 +90,14 @@ def test_enough_changes_rebuild_the_structure(kind, filled, monkeypatch, tmp_pat
     assert (described["kind"], described["built"], described["fresh"], described["removed"]) == (kind, 529, 0, 0)
     collection.save_index()
     again = Collection(tmp_path)
-    assert again.describe_index()["generation"] == again.catalog.generation() == manifest_of(tmp_path)["generation"]
+    assert again.describe_index()["generation"] == again.catalog.generation() == saved_index(tmp_path)["generation"]
     assert again.describe_index()["kind"] == kind
     again.close()
 
 
-def manifest_of(folder):
-    return json.loads((folder / "index" / "manifest.json").read_text())
+def saved_index(folder):
+    with closing(Catalog(folder / "catalog.sqlite", read_only=True)) as catalog:
+        return json.loads(catalog.saved_index())
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
@@ -106,14 +109,14 @@ def test_a_kind_that_another_process_built_stays(kind, filled, tmp_path, monkeyp
     other = Collection(tmp_path)
     other.build_index(kind)
     other.close()
-    before = manifest_of(tmp_path)
+    before = saved_index(tmp_path)
     adder.add(new_images(random_codes(np.random.default_rng(2), 2, 48), start=700))
     adder.save_index()
-    assert manifest_of(tmp_path) == before  # too little has changed to rebuild the structure
+    assert saved_index(tmp_path) == before  # too little has changed to rebuild the structure
     adder.add(new_images(random_codes(np.random.default_rng(3), 60, 48), start=800))
     adder.save_index()
-    manifest = manifest_of(tmp_path)
-    assert (manifest["kind"], manifest["n_images"]) == (kind, 571)
+    assert saved_index(tmp_path)["kind"] == adder.describe_index()["kind"] == kind
+    assert saved_index(tmp_path)["generation"] == adder.describe_index()["generation"]
     assert adder.search(codes[3:4], k=1)[0][1].tolist() == [4]
     assert adder.index.verify() == []
 
@@ -132,29 +135,21 @@ def test_a_kind_that_another_process_builds_while_this_one_merges_stays(filled, 
     monkeypatch.setattr(collection_index, "merge", beside)
     adder.save_index()
     assert merged == ["exact", "ivf"]
-    assert manifest_of(tmp_path)["kind"] == "ivf"
+    assert saved_index(tmp_path)["kind"] == "ivf"
     assert adder.describe_index()["kind"] == "ivf"
     adder.build_index("exact")
-    assert manifest_of(tmp_path)["kind"] == "exact"
+    assert saved_index(tmp_path)["kind"] == "exact"
 
 
-@pytest.mark.parametrize("fault", ["torn", "of another collection", "of a catalog that came to be later"])
-def test_an_unusable_index_of_another_process_is_overwritten(fault, filled, tmp_path):
+def test_a_damaged_index_of_another_process_is_replaced(filled, tmp_path):
     adder, codes = filled
     adder.save_index()
     adder.add(new_images(random_codes(np.random.default_rng(1), 9, 48), start=600))
     with closing(Collection(tmp_path)) as other:
         other.build_index("ivf")
-    manifest = manifest_of(tmp_path)
-    if fault == "torn":
-        (tmp_path / "index" / "codes.bin").write_bytes(b"torn")
-    else:
-        del manifest["checksum"]
-        manifest |= {"catalog": "another"} if "collection" in fault else {"generation": 99}
-        content = manifest | {"checksum": index_files.checksum_of(manifest)}
-        (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
+    (index_folder(tmp_path) / "codes.bin").write_bytes(b"torn")
     adder.save_index()
-    assert manifest_of(tmp_path)["kind"] == "ivf"
+    assert saved_index(tmp_path)["kind"] == "ivf"
     assert adder.index.verify() == []
     with closing(Collection(tmp_path)) as again:
         assert again.describe_index()["built"] == 509
@@ -177,7 +172,7 @@ def test_searches_are_exact_until_a_damaged_structure_is_rebuilt(fault, filled, 
     monkeypatch.setattr(segments, "FRESH_LIMIT", 20)
     collection, codes = filled
     collection.build_index("hnsw")
-    path = tmp_path / "index" / "hnsw.npz"
+    path = index_folder(tmp_path) / "hnsw.npz"
     path.unlink() if fault == "gone" else path.write_bytes(path.read_bytes()[:-9])
     again = Collection(tmp_path)
     assert "is rebuilt from the catalog" in caplog.text
@@ -187,7 +182,7 @@ def test_searches_are_exact_until_a_damaged_structure_is_rebuilt(fault, filled, 
     wanted = nearest(codes, codes[3:4], 50, np.arange(1, 501))
     assert (distances.tolist(), ids.tolist()) == (wanted[0].tolist(), wanted[1].tolist())
     again.save_index()
-    assert (again.describe_index()["built"], manifest_of(tmp_path)["n_images"]) == (500, 500)
+    assert again.describe_index()["built"] == 500
     assert again.index.verify() == []
     again.close()
 
@@ -222,31 +217,50 @@ def test_an_index_is_written_after_an_earlier_failure(kind, filled, tmp_path, mo
     collection, codes = filled
     collection.build_index(kind)
     collection.add(new_images(random_codes(np.random.default_rng(1), 90, 48), start=1000))
+    before = index_folder(tmp_path)
 
     def full(path, content):
-        raise OSError(28, "No space left on device")
+        if path.name == "ids.bin":
+            write_atomically(path, content)
+        else:
+            raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(index_files, "write_atomically", full)  # after the codes, before their ids
+        patch.setattr(hamming_index, "write_atomically", full)
         with pytest.raises(OSError, match="No space") as caught:
             collection.save_index()
         assert (caught.value.errno, caught.value.filename) == (28, str(tmp_path / "index"))
-    with closing(Collection(tmp_path)) as again:  # as after a power cut
-        assert again.describe_index()["kind"] == kind
+    assert index_folder(tmp_path) == before
+    with closing(Collection(tmp_path)) as again:
+        assert [again.describe_index()[key] for key in ("kind", "built", "fresh")] == [kind, 500, 90]
         assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
     collection.save_index()
-    assert (manifest_of(tmp_path)["kind"], manifest_of(tmp_path)["n_images"]) == (kind, 590)
-    assert collection.index.verify() == []
+    assert index_folder(tmp_path) != before
+    with closing(Collection(tmp_path)) as again:
+        assert [again.describe_index()[key] for key in ("kind", "built")] == [kind, 590]
+        assert again.index.verify() == []
+
+
+def test_a_kind_that_could_not_be_written_is_written_later(filled, tmp_path, monkeypatch):
+    collection, _ = filled
+    collection.save_index()
+
+    def full(index, folder):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_files, "save_index", full)
+        with pytest.raises(OSError, match="No space"):
+            collection.build_index("ivf")
+    assert saved_index(tmp_path)["kind"] == "exact"
+    collection.save_index()
+    assert saved_index(tmp_path)["kind"] == "ivf"
 
 
 def test_an_unsupported_kind_falls_back_to_exact(filled, tmp_path, monkeypatch, caplog):
     collection, codes = filled
     collection.build_index("exact")
-    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
-    del manifest["checksum"]
-    manifest["kind"] = "gpu"
-    content = manifest | {"checksum": index_files.checksum_of(manifest)}
-    (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
+    collection.catalog.set_saved_index(json.dumps(saved_index(tmp_path) | {"kind": "gpu"}))
     monkeypatch.setattr("hashseek.indexing.index.gpu.is_available", lambda: False)
     again = Collection(tmp_path)
     assert "needs a GPU" in caplog.text
@@ -256,7 +270,7 @@ def test_an_unsupported_kind_falls_back_to_exact(filled, tmp_path, monkeypatch, 
     again.catalog.set_index_kind("gpu")  # as it was built on another machine
     again.add(new_images(codes[:1], start=9000))
     again.save_index()
-    assert again.describe_index()["kind"] == again.kind == manifest_of(tmp_path)["kind"] == "exact"
+    assert again.describe_index()["kind"] == again.kind == saved_index(tmp_path)["kind"] == "exact"
     assert again.catalog.index_kind() == "gpu"
     again.close()
 
@@ -269,7 +283,7 @@ def test_a_kind_that_was_removed_is_exact(filled, tmp_path):
         assert again.kind == "exact"
         assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
         again.save_index()
-    assert manifest_of(tmp_path)["kind"] == "exact"
+    assert saved_index(tmp_path)["kind"] == "exact"
 
 
 def test_maintenance_without_a_gpu_keeps_the_kind_gpu(filled, tmp_path, monkeypatch):
@@ -277,10 +291,10 @@ def test_maintenance_without_a_gpu_keeps_the_kind_gpu(filled, tmp_path, monkeypa
     monkeypatch.setattr("hashseek.indexing.index.gpu.is_available", lambda: False)
     collection.catalog.set_index_kind("gpu")  # as it was built on another machine
     optimize(collection)
-    assert (collection.catalog.index_kind(), manifest_of(tmp_path)["kind"]) == ("gpu", "exact")
-    (tmp_path / "index" / "manifest.json").write_text("damaged")
+    assert (collection.catalog.index_kind(), saved_index(tmp_path)["kind"]) == ("gpu", "exact")
+    (index_folder(tmp_path) / "ids.bin").write_text("damaged")
     assert "rebuilt the index" in repair(tmp_path).done
-    assert (collection.catalog.index_kind(), manifest_of(tmp_path)["kind"]) == ("gpu", "exact")
+    assert (collection.catalog.index_kind(), saved_index(tmp_path)["kind"]) == ("gpu", "exact")
 
 
 @pytest.mark.parametrize("n_chosen", [0, 1, 7, 300, 503])

@@ -61,6 +61,12 @@ def code_collection(folder: Path, *, n_bits: int) -> Collection:
     return Collection(folder)
 
 
+def index_folder(folder: Path) -> Path:
+    """The folder of the only index of a collection."""
+    [found] = (folder / "index").iterdir()
+    return found
+
+
 def sql(path: Path, *statements: str) -> list[tuple[Any, ...]]:
     """Execute statements in the SQLite file `path`, as other programs could; returns the rows of the last one."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:

@@ -163,7 +163,7 @@ def test_watching_follows_a_folder_until_it_is_stopped(start, tmp_path, checkpoi
         return [record.path.rpartition("/")[2] for record in there] == [*names]
 
     wait_until(lambda: holds("a.png") or process.ended)
-    wait_until(lambda: list((folder / "index").glob("manifest.json")))  # others need not build the index
+    wait_until(lambda: list((folder / "index").glob("*/ids.bin")))  # others need not build the index
     save(watched / "b.png", 2)
     wait_until(lambda: holds("a.png", "b.png") or process.ended)
     (watched / "a.png").unlink()

@@ -15,6 +15,7 @@ from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import Collection
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig
+from support.collections import index_folder
 from support.paths import ROOT
 from support.pictures import N_PICTURES, draw
 
@@ -109,7 +110,7 @@ def test_removing_takes_all_or_none_and_verifying_lists_damage(hashseek, own_col
     assert code == 2
     assert "image 5" in err
     assert hashseek("index", "verify", own_collection)[:2] == (0, "10 images, 0 problems\n")
-    codes = own_collection / "index" / "codes.bin"
+    codes = index_folder(own_collection) / "codes.bin"
     content = bytearray(codes.read_bytes())
     content[-1] ^= 1
     codes.write_bytes(content)

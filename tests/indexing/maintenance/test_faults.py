@@ -16,7 +16,7 @@ from hashseek.indexing.maintenance.backup import restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.retrieval.errors import HashseekError
-from support.collections import code_collection, new_images, random_codes
+from support.collections import code_collection, index_folder, new_images, random_codes
 from support.faults import (
     OPERATIONS,
     NoDisk,
@@ -94,6 +94,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(hashseek, tmp_path, indexed, 
         shutil.copytree(indexed, folder, ignore=shutil.ignore_patterns("*-wal", "*-shm", "*-writer"))
         with closing(Collection(folder)) as collection:
             before = content(collection)
+        index = index_folder(folder)
         commands = {
             "add": ("add", folder, tmp_path / "new.png", "--device", "cpu"),
             "optimize": ("optimize", folder),
@@ -114,6 +115,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(hashseek, tmp_path, indexed, 
                 with closing(Collection(folder)) as collection:
                     assert content(collection) == before
                     assert collection.verify() == []
+                assert index_folder(folder) == index
         for name, command in commands.items():
             assert hashseek("index", *command)[0] == 0, name
         with closing(Collection(folder)) as collection:
@@ -178,6 +180,7 @@ def test_without_write_permission_changes_are_refused_and_searches_work(
 def test_every_flipped_bit_of_a_catalog_gives_an_error_or_an_answer(tmp_path):
     with closing(code_collection(tmp_path / "c", n_bits=48)) as collection:
         fill(collection, 12, keep=lambda number: False)
+        collection.save_index()
     path = tmp_path / "c" / "catalog.sqlite"
     whole, rng, n_refused = path.read_bytes(), np.random.default_rng(0), 0
     used = [at for at in range(len(whole)) if whole[at]]
@@ -235,6 +238,7 @@ def test_maintenance_and_changes_at_the_same_time(start, own_collection, tmp_pat
     assert [process.wait() for process in processes] == [0] * 6, [process.err for process in processes]
     with closing(Collection(own_collection)) as collection:
         assert (len(collection), collection.verify(), check_search(collection)) == (30, [], [])
+    assert index_folder(own_collection).is_dir()
     for name in "ab":
         restore(tmp_path / f"{name}.tar", tmp_path / name)
         with closing(Collection(tmp_path / name)) as collection:
@@ -287,6 +291,21 @@ def test_ids_beyond_32_bits(tmp_path, last):
         assert fill(again, 1, start=90) == [last + 5]
     code_collection(tmp_path / "i", n_bits=12).close()
     assert import_(tmp_path / "e.parquet", tmp_path / "i", checkpoint=None).added == 5
+
+
+@pytest.mark.parametrize("step", ["index.index_files.save_index", "catalog.Catalog.set_saved_index"])
+def test_the_next_writer_deletes_what_a_killed_one_left_in_the_index(start, own_collection, step):
+    """Killed when the files are complete, but before or after the catalog names them."""
+    die = "import os, signal, hashseek.indexing.index.index_files\n"
+    die += f"def die(*of, original=hashseek.indexing.{step}): original(*of); os.kill(os.getpid(), signal.SIGKILL)\n"
+    die += f"hashseek.indexing.{step} = die"
+    for _ in range(3):
+        assert start("index", "optimize", own_collection, before=die).wait() == -signal.SIGKILL
+        assert len([*(own_collection / "index").iterdir()]) == 2
+        with closing(Collection(own_collection, read_only=True)) as collection:
+            assert (collection.describe_index()["built"], collection.verify()) == (12, [])
+    assert start("index", "optimize", own_collection).wait() == 0
+    assert index_folder(own_collection).is_dir()
 
 
 def test_leftovers_of_a_killed_snapshot_are_deleted_a_day_later(start, own_collection, tmp_path):

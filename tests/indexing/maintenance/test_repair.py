@@ -12,7 +12,7 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.repair import repair
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import ForeignCodes
-from support.collections import code_collection, new_images, random_codes, sql
+from support.collections import code_collection, index_folder, new_images, random_codes, sql
 from support.faults import content
 from support.models import tiny_checkpoint
 
@@ -95,9 +95,9 @@ def test_a_lost_checkpoint_is_copied_from_the_one_that_is_given(own_collection, 
     assert (own_collection / "checkpoint.safetensors").read_bytes() == checkpoint.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["codes.bin", "ids.bin", "manifest.json"])
+@pytest.mark.parametrize("name", ["codes.bin", "ids.bin"])
 def test_a_damaged_index_is_rebuilt(own_collection, name):
-    (own_collection / "index" / name).write_bytes(b"torn")
+    (index_folder(own_collection) / name).write_bytes(b"torn")
     assert len(run_repair(own_collection).done) == 1
     with closing(Collection(own_collection, read_only=True)) as collection:
         assert collection.verify() == []
