@@ -72,10 +72,15 @@ def lists(
     if label_names is not None:
         table = Table(table.files, table.labels, tuple(label_names))
     repeated = np.isin(rows["database"], rows["query"])
-    if drop_queries and repeated.any():
+    if repeated.any():
+        n_repeated = f"{int(repeated.sum()):,} queries"
+        if not drop_queries:
+            example = table.files[rows["database"][repeated][0]]
+            raise BadDataset(
+                f"{n_repeated} of {folder} are also in its database, for example {example}: set drop_queries = true"
+            )
         rows["database"] = rows["database"][~repeated]
-        reason = f"{int(repeated.sum()):,} queries were removed from the database"
-        problems.append(Problem(str(folder), reason, skipped=False))
+        problems.append(Problem(str(folder), f"{n_repeated} were removed from the database", skipped=False))
     return split_table(
         table,
         rows,
