@@ -233,7 +233,7 @@ def test_the_published_list_of_hashnet_repeats_its_queries(tmp_path):
     some = [row for row in rows if zlib.crc32(row["file"].encode()) % 16 == 0]  # all of them would take a while
     kept = {split: sum(row["split"] == split for row in some) for split in parts}
     options = published(tmp_path, some, 80) | {"root": str(tmp_path / "data" / "coco"), "strip_prefix": "./data/coco/"}
-    with pytest.raises(BadDataset, match=f"{kept['test']} images"):
+    with pytest.raises(BadDataset, match=f"{kept['test']} queries"):
         build_splits("lists", **options)
     splits = build_splits("lists", drop_queries=True, **options)
     assert sizes(splits) == (kept["test"], kept["train"], kept["database"] - kept["test"])
