@@ -4,7 +4,9 @@ Searches use an immutable `View`. The next search after a change makes a new vie
 added since the built segment was created are in a small fresh segment, until `merge_segments` or `save` merges the two.
 """
 
+import errno
 import logging
+import os
 import threading
 import weakref
 from contextlib import suppress
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.catalog import Catalog, CatalogLocked, DiskFull
 from hashseek.indexing.index import gpu
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.hamming_index import KINDS, HammingIndex
@@ -177,11 +179,15 @@ class CollectionIndex:
         """Write a merged view. The caller holds the lock of the folder, so that there is one writer at a time."""
         if not self._catalog.is_current():  # the index on disk is for the code space that is opened next
             return
+        remedy = "only the index could not be written: free some space, and run the command again"
         try:
             self._saved = self._files.write(view)
         except OSError as error:
-            remedy = "only the index could not be written: free some space, and run the command again"
             raise OSError(error.errno, f"{error.strerror or error}; {remedy}", str(self._files.place)) from None
+        except DiskFull:  # its message says that nothing was stored
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}; {remedy}", str(self._files.place)) from None
+        except CatalogLocked as error:
+            raise CatalogLocked(f"only the index could not be written: {error}") from None
         self._saved_index = weakref.ref(view.built.index)
 
     def _is_saved(self, view: View) -> bool:

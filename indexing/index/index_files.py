@@ -89,7 +89,9 @@ class IndexFiles:
             saved = SavedIndex(folder.name, space, view.generation, view.last_id, index.kind, sha256)
             self.catalog.set_saved_index(json.dumps(asdict(saved)))
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            named = self.saved()  # Ctrl-C may come after the catalog has named it
+            if named is None or named.folder != folder.name:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         self._delete_all_but(saved)
         return saved

@@ -9,11 +9,12 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
-from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, NewImage
+from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, NewImage
 from hashseek.indexing.collection import Collection, check_place, open_or_create
 from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
 from hashseek.indexing.ingest.batch import IngestReport
@@ -658,3 +659,28 @@ def test_an_open_collection_keeps_its_space_after_a_switch(tmp_path, caplog):
     assert opened.describe_index()["built"] == 20
     check(opened, new, random_codes(rng, 2, 36))
     opened.close()
+
+
+@pytest.mark.parametrize(("fault", "raised"), [(DiskFull("full"), OSError), (CatalogLocked("locked"), CatalogLocked)])
+def test_an_index_that_cannot_be_named_leaves_the_former_one(saved, monkeypatch, fault, raised):
+    before = index_folder(saved[0])
+    with closing(Collection(saved[0])) as collection:
+        monkeypatch.setattr(collection.catalog, "set_saved_index", MagicMock(side_effect=fault))
+        with pytest.raises(raised, match="only the index"):
+            collection.index.build()
+    assert index_folder(saved[0]) == before
+
+
+def test_an_interrupt_after_the_index_was_named_keeps_it(saved, monkeypatch):
+    with closing(Collection(saved[0])) as collection:
+        name = collection.catalog.set_saved_index
+
+        def interrupted(description):
+            name(description)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(collection.catalog, "set_saved_index", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            collection.index.build()
+    with closing(Collection(saved[0])) as collection:
+        assert collection.index.verify() == []

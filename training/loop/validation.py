@@ -25,9 +25,10 @@ def validation_part(n: int, config: Config) -> tuple[Rows, Rows]:
     n_val = 0 if is_unsupervised(config) else round(n * settings.val_fraction)
     at_least = max(2, settings.devices)  # a pair, and an image for each process
     if n - n_val < at_least:
+        left = f"; train.val_fraction = {settings.val_fraction} leaves {n - n_val} of {n}" if n_val else ""
         raise BadDataset(
-            f"{n - n_val} of {n} training images remain to train on, but train.devices = {settings.devices} needs at "
-            f"least {at_least}: add images, or lower train.val_fraction (now {settings.val_fraction}) or train.devices"
+            f"train.devices = {settings.devices} needs at least {at_least} images to train on, not {n - n_val}{left}: "
+            "add images"
         )
     if is_unsupervised(config):
         return np.arange(n), np.arange(0)
