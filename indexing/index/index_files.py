@@ -51,9 +51,12 @@ class IndexFiles:
     catalog: Catalog
 
     def saved(self) -> SavedIndex | None:
-        """The index that the catalog names; None if it names none."""
-        with suppress(ValueError, TypeError):  # none, or a damaged description
-            return SavedIndex(**json.loads(self.catalog.saved_index() or "{}"))
+        """The index that the catalog names; None if it names none, or the description is damaged."""
+        with suppress(ValueError, TypeError, AttributeError):
+            saved = SavedIndex(**json.loads(self.catalog.saved_index() or "{}"))
+            # A generation of the future would hide the changes until then.
+            if saved.sha256.keys() and saved.last_id >= 0 and saved.generation <= self.catalog.generation():
+                return saved
         return None
 
     def load(self, *, read_all: bool = False) -> tuple[View, SavedIndex]:

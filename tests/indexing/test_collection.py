@@ -1,6 +1,7 @@
 """A collection finds exactly what its catalog holds, whatever happened to its index, its folder, or beside it."""
 
 import hashlib
+import json
 import re
 import shutil
 import sqlite3
@@ -684,3 +685,20 @@ def test_an_interrupt_after_the_index_was_named_keeps_it(saved, monkeypatch):
             collection.index.build()
     with closing(Collection(saved[0])) as collection:
         assert collection.index.verify() == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"sha256": None}, {"generation": "x"}, {"generation": 10**9}, {"last_id": None}, {"folder": None}, {"kind": None}],
+)
+def test_an_index_with_a_damaged_description_is_rebuilt(saved, damage):
+    folder, truth, _ = saved
+    with closing(Collection(folder)) as collection:
+        described = json.loads(collection.catalog.saved_index())
+        collection.catalog.set_saved_index(json.dumps(described | damage))
+    with closing(Collection(folder)) as collection:
+        [(_, found)] = collection.search(next(iter(truth.values()))[None], k=len(truth))
+        assert set(found.tolist()) == truth.keys()
+        collection.save_index()
+        assert collection.index.verify() == []
+    index_folder(folder)

@@ -47,6 +47,8 @@ class Number:
 
     def __str__(self) -> str:
         kind = "a whole number " if self.whole else ""
+        if self.most < math.inf and self.above is None and self.least == -math.inf:
+            return f"{kind}<= {self.most:g}"
         if self.most < math.inf:
             return f"{kind}in {f'[{self.least:g}' if self.above is None else f'({self.above:g}'}, {self.most:g}]"
         if self.above is not None:
