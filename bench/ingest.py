@@ -189,22 +189,35 @@ def _pixels(path: Path) -> np.ndarray:
     return load_file(path.read_bytes(), PREPROCESSING).pixels
 
 
+def _count(files: Sequence[Path]) -> int:
+    return sum(_pixels(path).size for path in files)
+
+
 def decoding(files: Sequence[Path], rounds: int) -> None:
-    """Compare threads with processes, which must send their pixels back, and decoding with and without DCT scaling."""
-    speeds: dict[str, list[float]] = {}
-    with ThreadPoolExecutor(n_cores() + 1) as threads, ProcessPoolExecutor(n_cores()) as processes:
-        list(processes.map(_pixels, files[:8]))
-        for _ in range(rounds):
-            for name, mapped in (
-                ("threads", partial(threads.map, _pixels)),
-                ("processes", partial(processes.map, _pixels, chunksize=16)),
-            ):
-                started = clock()
-                for _pixels_of_one in mapped(files):
-                    pass
-                speeds.setdefault(name, []).append(len(files) / (clock() - started))
-    for name, of_case in speeds.items():
-        print(f"decoding by {name}: {median(of_case):.0f} images/s")
+    """Compare threads with processes, which send their pixels back or keep them; and with and without DCT scaling."""
+    print(
+        "images/s decoded\n\n| workers | threads | processes | processes that keep the pixels |\n|---:|---:|---:|---:|"
+    )
+    for n in sorted({*(2**i for i in range(n_cores().bit_length())), n_cores()}):
+        speeds: list[list[float]] = [[], [], []]
+        parts = [files[start :: 8 * n] for start in range(8 * n)]
+        with ThreadPoolExecutor(n) as threads, ProcessPoolExecutor(n) as processes:
+            list(processes.map(_pixels, files[: 4 * n]))
+            for _ in range(rounds):
+                for of_case, mapped in zip(
+                    speeds,
+                    (
+                        partial(threads.map, _pixels, files),
+                        partial(processes.map, _pixels, files, chunksize=16),
+                        partial(processes.map, _count, parts),
+                    ),
+                    strict=True,
+                ):
+                    started = clock()
+                    for _result in mapped():
+                        pass
+                    of_case.append(len(files) / (clock() - started))
+        print(f"| {n} | {' | '.join(f'{median(of_case):,.0f}' for of_case in speeds)} |", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         large = Path(folder) / "large.jpg"
         with Image.open(files[0]) as small:

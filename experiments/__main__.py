@@ -110,7 +110,7 @@ def finetuned(
 ) -> None:
     """Fine-tune the whole network on MIRFLICKR with the settings that the comparison `losses` has chosen.
 
-    By default, the six methods of docs/explanation/reproduction.md. Each run is scored on the query split once.
+    By default, the eight methods of docs/explanation/reproduction.md. Each run is scored on the query split once.
     """
     from experiments.comparison import TUNED
     from experiments.finetuned import CHOSEN, FOLDER, run_finetuned

@@ -1,4 +1,4 @@
-"""Fine-tuning, in addition to the frozen comparison: our loss, HyP2 and four others, training the whole network.
+"""Fine-tuning, in addition to the frozen comparison: HyP2 and the seven best losses, training the whole network.
 
 Every loss gets the same network, random hash layer, batches, optimizer and epochs, and its own hyperparameters, which
 its search on the frozen backbone has chosen.
@@ -26,7 +26,7 @@ from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import write_records
 
 FOLDER = "finetuned"
-CHOSEN = ("tie_aware", "hyp2", "dpsh", "dhn", "hashnet", "simdis")  # the methods whose results are published
+CHOSEN = ("tie_aware", "hyp2", "dpsh", "dhn", "hashnet", "idhn", "mulsupcon", "simdis")  # published
 BASE = Path("mirflickr25k_mobilenet_v2_tie_aware_48_finetuned")
 
 
