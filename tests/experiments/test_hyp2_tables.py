@@ -8,6 +8,7 @@ import pytest
 from experiments import __main__ as program
 from experiments import hyp2_tables as tables
 from experiments.comparison import Experiment, rows_of
+from experiments.finetuned import CHOSEN
 from hashseek.retrieval.errors import BadConfig
 
 
@@ -47,7 +48,7 @@ def test_a_variant_is_trained_once_with_the_settings_of_hyp2(base, own, tmp_path
 def test_settings_of_other_data_are_refused(command, tmp_path):
     with pytest.raises(BadConfig):  # no settings at all
         command(out=tmp_path)
-    for method in ("tie_aware", "hyp2", "dpsh", "dhn", "hashnet", "simdis"):
+    for method in CHOSEN:
         (tmp_path / method).mkdir()
         for n_bits in (12, 48):
             (tmp_path / method / f"chosen-{n_bits}.json").write_text("[]")
