@@ -429,12 +429,6 @@ def parse_config(content: dict[str, Any], *, source: str) -> Config:
         raise BadConfig(f"{source}: {_explain(error)}") from None
 
 
-def without_removed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that an earlier checkout stored, without the settings that were removed since."""
-    train = {key: value for key, value in stored.get("train", {}).items() if key != "compile"}
-    return {**stored, "train": train}
-
-
 def parse_assignment(text: str, *, example: str) -> tuple[str, Any]:
     """Key and value of "key=value", where the value is TOML or a bare word, such as a path."""
     key, equals, value = text.partition("=")

@@ -51,12 +51,12 @@ def evaluate(
         Literal["skip", "stop"] | None, typer.Option(help="Skip bad lines and images, or stop. Default: stop.")
     ] = None,
     baseline: Annotated[
-        Literal["auto", "itq", "untrained", "none"],
+        Literal["itq", "none"],
         typer.Option(
-            help="Also evaluate the same backbone with a hash layer fitted to training images without labels (itq), or "
-            "the model before training (untrained). auto: itq if possible."
+            help="itq: also evaluate the same backbone with a hash layer fitted to training images without labels, if "
+            "that is possible."
         ),
-    ] = "auto",
+    ] = "itq",
     points: Annotated[int, typer.Option(min=0, help="Number of database images in the t-SNE; 0 skips it.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of everything random in the report.")] = 0,
     url: Annotated[
@@ -83,9 +83,8 @@ def evaluate(
 
     With --url, the exit code is 1 if a ranking of the service differs from that of the library.
     """
-    alone = len(checkpoints) == 1 and baseline in ("auto", "none") and not (lengths or calibrate or protocol or out)
-    if url is not None and not alone:
-        raise BadConfig("--url needs one checkpoint, without --baseline, --lengths, --calibrate, --protocol or --out")
+    if url is not None and (len(checkpoints) > 1 or lengths or calibrate or protocol or out):
+        raise BadConfig("--url needs one checkpoint, without --lengths, --calibrate, --protocol or --out")
     header, *_ = [load_header(checkpoint) for checkpoint in checkpoints]
     if (url is not None or calibrate is not None) and labels != "all" and header.training.get("held_out"):
         raise BadConfig(
@@ -135,7 +134,13 @@ def evaluate(
     folder = out or checkpoints[0].parent / "-".join(["evaluation", checkpoints[0].stem, *filter(None, other)])
     folder.mkdir(parents=True, exist_ok=True)
     evaluation = run(
-        checkpoints[0], splits, how, others=checkpoints[1:], lengths=lengths, baseline=baseline, n_points=points
+        checkpoints[0],
+        splits,
+        how,
+        others=checkpoints[1:],
+        lengths=lengths,
+        baseline=baseline == "itq",
+        n_points=points,
     )
     page = evaluation.write(folder)[0]
     typer.echo(summary(evaluation.report))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from hashseek.indexing.collection import CATALOG, check_checkpoint
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.codes import Codes
-from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.retrieval.errors import HashseekError
 from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.metrics import Normalizer, bit_statistics, gains_of, histograms
 from hashseek.retrieval.models.fully_connected import FullyConnected, head_of
@@ -30,9 +30,8 @@ from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, Ranking, measure_histograms
 from hashseek.training.evaluation.report.projection import Points, project
 from hashseek.training.evaluation.report.schema import ComparedModel, EvaluationReport, RankingScore
-from hashseek.training.evaluation.split_encoder import EncodedSplit, SplitEncoder, untrained_model
+from hashseek.training.evaluation.split_encoder import EncodedSplit, SplitEncoder
 
-Baseline = Literal["auto", "itq", "untrained", "none"]
 # ITQ is fitted to at most this many training images: more make little difference (docs/explanation/unsupervised.md).
 N_FITTED = 4000
 
@@ -62,7 +61,7 @@ def evaluate(
     *,
     others: Sequence[Path] = (),
     lengths: bool = False,
-    baseline: Baseline = "none",
+    baseline: bool = False,
     n_points: int = 1000,
 ) -> Evaluation:
     """Evaluate a checkpoint on the query and database splits.
@@ -73,33 +72,27 @@ def evaluate(
         options: see `EvaluationOptions`.
         others: further checkpoints; the report compares their scores on the same splits.
         lengths: also compare the shorter codes of nested checkpoints.
-        baseline: also evaluate "itq", the same backbone with a hash layer fitted to its features of training images
-            without labels, or "untrained", the model before its first training step; "auto" is "itq", or a note if
-            that is not possible.
+        baseline: also evaluate the same backbone with a hash layer that ITQ fits to its features of training images
+            without labels; a note if that is not possible.
         n_points: number of database images in the t-SNE; 0 leaves it out.
 
     Raises:
         HashseekError: a checkpoint cannot be read, the checkpoints cannot be evaluated together, images are broken and
-            on_error = "stop", the data set does not fit the checkpoint, or the baseline is not possible.
+            on_error = "stop", or the data set does not fit the checkpoint.
     """
     candidates = load_candidates([checkpoint_path, *others], lengths=lengths)
     task = prepare(candidates, splits, options)
     checkpoint, *compared = [each.checkpoint for each in candidates]
-    before = untrained_model(checkpoint) if baseline == "untrained" else None
     encoder = _encoder(task, checkpoint)
-    itq = _itq_head(task, encoder, required=baseline == "itq") if baseline in ("auto", "itq") else None
+    itq = _itq_head(task, encoder) if baseline else None
     model = _encode(task, encoder)
     found = _measure(task, model)
-    of_baseline, name, fields = None, "ITQ on the same features", {}
-    if before is not None:
-        of_baseline, name = _encode(task, _encoder(task, Checkpoint.of(before, task.header))), "Before training"
-    elif itq is not None:
-        of_baseline = _encode(task, encoder, head=itq)
-    if of_baseline is not None:
-        measured = _measure(task, of_baseline)
+    fields: dict[str, Any] = {}
+    if itq is not None:
+        measured = _measure(task, _encode(task, encoder, head=itq))
         fields = {
             "baseline": measured.scores,
-            "baseline_name": name,
+            "baseline_name": "ITQ on the same features",
             "baseline_precision": measured.curves.precision,
             "baseline_recall": measured.curves.recall,
         }
@@ -171,12 +164,8 @@ def _encode(task: EvaluationTask, encoder: SplitEncoder, *, head: FullyConnected
     return _EncodedData(encoder, query, database)
 
 
-def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) -> FullyConnected | None:
-    """A hash layer fitted by ITQ to the training images without their labels; if it is not possible, None and a note.
-
-    Raises:
-        BadConfig: it is required but not possible.
-    """
+def _itq_head(task: EvaluationTask, encoder: SplitEncoder) -> FullyConnected | None:
+    """A hash layer that ITQ fits to training images without their labels; None, and a note, if that is impossible."""
     options, train = task.options, task.splits.train
     try:
         rows = np.random.default_rng(options.seed).permutation(len(train))[:N_FITTED]
@@ -187,8 +176,6 @@ def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) ->
         layer = fit_hash_layer(features.astype(np.float32), n_bits=n_bits, method="itq", seed=options.seed)
         return head_of("normalized", {"weight": layer.weight, "bias": layer.bias})
     except HashseekError as error:
-        if required:
-            raise BadConfig(f"ITQ cannot be the baseline ({error}): use --baseline untrained or none") from None
         task.notes.append(f"there is no baseline because ITQ could not be fitted: {error}")
         return None
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hashseek.retrieval.checkpoint import Checkpoint, Header
@@ -12,17 +11,13 @@ from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.encoder import Encoder, VectorEncoder
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.fully_connected import FullyConnected
-from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.retrieval.models.mlp import Mlp
 from hashseek.retrieval.models.names import widths_of
 from hashseek.retrieval.scores import StoredFeatures, stored_features
 from hashseek.retrieval.vectors import as_float32
-from hashseek.training.config import parse_config, without_removed
 from hashseek.training.data.cached_features import features_of
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import Images
 from hashseek.training.evaluation.candidates import method_of, settings_hash
-from hashseek.training.loop.fit import initial_model
 from hashseek.training.progress import Progress
 
 _ROWS = 4096  # of features that are in memory in double precision
@@ -117,33 +112,3 @@ def check_trained_on(header: Header, splits: Splits, *, name: str, refuse: bool)
             "training: restore the data set, or choose one without training images with --data"
         )
     return [f"{name} was trained on other splits, so it may have seen query images in training"]
-
-
-def untrained_model(checkpoint: Checkpoint) -> HashModel:
-    """The model as it was before its first training step.
-
-    Raises:
-        BadConfig: the checkpoint has no training configuration, began with a fitted hash layer, or was truncated.
-    """
-    header = checkpoint.header
-    notes = ("splits_sha256", "held_out")  # stored next to the configuration
-    training = {key: value for key, value in header.training.items() if key not in notes}
-    if not training:
-        raise BadConfig("the checkpoint has no training configuration, so its untrained model cannot be rebuilt")
-    config = parse_config(without_removed(training), source="the checkpoint's configuration")
-    if config.model.head_init != "random":
-        raise BadConfig(
-            f"training started from a hash layer fitted to the training images (model.head_init = "
-            f"{config.model.head_init!r}), not from an untrained model: choose another --baseline"
-        )
-    if config.model.n_bits != header.n_bits:
-        raise BadConfig(
-            f"the checkpoint was truncated from {config.model.n_bits} to {header.n_bits} bits: choose another "
-            "--baseline, or evaluate the whole checkpoint"
-        )
-    with torch.random.fork_rng():
-        model = initial_model(config).eval()
-    trained = checkpoint.model.backbone
-    if isinstance(model.backbone, Mlp) and isinstance(trained, Mlp):
-        model.backbone.standardize(trained.mean, trained.std)  # training does not learn the statistics of the input
-    return model

@@ -22,7 +22,7 @@ import torch
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
-from hashseek.training.config import Config, without_removed
+from hashseek.training.config import Config
 
 
 class Run:
@@ -62,8 +62,9 @@ def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | N
     if not resume:
         raise BadConfig(f"{run.folder} already holds a run: continue it with --resume, or choose another --out")
     try:
-        earlier = without_removed(dict(json.loads(run.config.read_text(encoding="utf-8"))))
-    except (ValueError, TypeError) as error:
+        earlier = dict(json.loads(run.config.read_text(encoding="utf-8")))
+        earlier["train"].pop("compile", None)  # a setting of earlier checkouts
+    except (ValueError, TypeError, KeyError) as error:
         raise BadConfig(f"{run.config} is damaged ({error}): delete the folder and train again") from None
     now = config.model_dump(mode="json")
     # Neither how a run is followed nor how many processes share its work changes the result.

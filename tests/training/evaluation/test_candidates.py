@@ -50,13 +50,12 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 def test_each_has_the_scores_that_it_has_alone_and_the_folder_shows_them_all(checkpoints, tmp_path):
     names = ("first", "longer", "alone", "dpsh")
     first, *others = (checkpoints[name] for name in names)
-    made = evaluate(first, VECTOR_SPLITS, OPTIONS, others=others, baseline="itq", n_points=0)
+    made = evaluate(first, VECTOR_SPLITS, OPTIONS, others=others, baseline=True, n_points=0)
     report = made.report
     assert [model.n_bits for model in report.models] == [8, 12, 16, 12]
     assert [model.checkpoint for model in report.models] == [str(checkpoints[name]) for name in names]
     for name, model in zip(names, report.models, strict=True):
-        baseline = "itq" if name == "first" else "none"
-        alone = evaluate(checkpoints[name], VECTOR_SPLITS, OPTIONS, baseline=baseline, n_points=0).report
+        alone = evaluate(checkpoints[name], VECTOR_SPLITS, OPTIONS, baseline=name == "first", n_points=0).report
         assert (model.scores, model.fingerprint) == (alone.scores, alone.fingerprint)
         assert alone.models == []
         if name == "first":
@@ -141,7 +140,7 @@ def test_the_notes_name_the_first_skipped_lines_and_count_the_rest(checkpoints):
 
 
 def test_itq_is_fitted_to_the_training_features_without_labels(checkpoints):
-    report = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, baseline="auto", n_points=0).report
+    report = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, baseline=True, n_points=0).report
     backbone = load_checkpoint(checkpoints["first"]).model.backbone.eval()
     train, *searched = VECTOR_SPLITS.train, VECTOR_SPLITS.query, VECTOR_SPLITS.database
     features = [backbone(torch.from_numpy(split.vectors)).detach().numpy() for split in (train, *searched)]
@@ -153,20 +152,8 @@ def test_itq_is_fitted_to_the_training_features_without_labels(checkpoints):
     assert report.baseline_recall[-1] == pytest.approx(report.curves.recall[-1])
 
 
-def test_where_itq_is_not_possible_the_report_says_so_and_asking_for_it_is_refused(tmp_path):
+def test_where_itq_is_not_possible_the_report_says_so(tmp_path):
     longer = save(tmp_path / "longer", 17)  # than the features are wide
-    made = evaluate(longer, VECTOR_SPLITS, OPTIONS, baseline="auto", n_points=0).report
+    made = evaluate(longer, VECTOR_SPLITS, OPTIONS, baseline=True, n_points=0).report
     assert made.baseline == []
     assert any("ITQ" in note for note in made.notes)
-    with pytest.raises(BadConfig, match="untrained"):
-        evaluate(longer, VECTOR_SPLITS, OPTIONS, baseline="itq", n_points=0)
-
-
-def test_only_a_model_that_began_untrained_and_whole_has_an_untrained_baseline(tmp_path):
-    began = {"backbone": "mlp:6-16", "n_bits": 8}
-    plain = save(tmp_path / "plain", 8, model=began)
-    assert evaluate(plain, VECTOR_SPLITS, OPTIONS, baseline="untrained", n_points=0).report.baseline
-    for name, other in (("fitted", {"head_init": "itq"}), ("cut", {"n_bits": 16})):
-        checkpoint = save(tmp_path / name, 8, model={**began, **other})
-        with pytest.raises(BadConfig):
-            evaluate(checkpoint, VECTOR_SPLITS, OPTIONS, baseline="untrained", n_points=0)

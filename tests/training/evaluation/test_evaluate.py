@@ -98,7 +98,7 @@ def test_training_and_every_evaluation_share_features_and_their_codes_are_those_
 
     def report_of(checkpoint: Path, **options):
         options = EvaluationOptions("shapes", ns=(5,), **{**CPU, **options})
-        report = evaluate(checkpoint, splits, options, baseline="untrained", n_points=0).report
+        report = evaluate(checkpoint, splits, options, baseline=True, n_points=0).report
         return report, {file: file.stat().st_ino for file in folder.iterdir()}
 
     first, files = report_of(run.best)
@@ -179,7 +179,8 @@ def test_the_command_prints_the_summary_and_writes_the_folder(world, tmp_path, c
         ("-n", "0"),
         ("--points", "-1"),
         ("--calibrate", "nowhere"),
-        ("--url", "http://127.0.0.1:1", "--baseline", "untrained"),
+        ("--url", "http://127.0.0.1:1", "--lengths"),
+        ("--baseline", "untrained"),
         ("--url", "http://127.0.0.1:1", "--out", "report"),
         ("nowhere.safetensors",),
     ],
