@@ -1,18 +1,15 @@
-"""Subcommand `data`: list the data sets, inspect one, check a folder."""
+"""Subcommand `data`: list the data sets, and inspect one."""
 
 import inspect as introspection
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.label_files import Problem, find_label_file, read_label_file, refuse
 from hashseek.training.config import parse_assignment
-from hashseek.training.data.datasets import DATASETS, Splits, build_splits, data_set
-from hashseek.training.data.datasets.folder import expand
+from hashseek.training.data.datasets import DATASETS, build_splits, data_set
 from hashseek.training.progress import Progress
 
 data = typer.Typer(no_args_is_help=True)
@@ -35,69 +32,29 @@ def list_data_sets() -> None:
 def inspect(
     name: Annotated[str, typer.Argument(help="A data set (`hashseek data list`), or a folder.")],
     options: Annotated[list[str] | None, typer.Argument(help="Its options, such as root=/data year=2017.")] = None,
-    duplicates: Annotated[bool, typer.Option(help="Find files with equal content; reads every file.")] = True,
+    files: Annotated[
+        bool, typer.Option(help="Read every file: find broken images, and files with equal content.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the content of a data set: counts, labels, missing and duplicate files."""
-    from hashseek.training.data.inspection import as_text, inspect_splits
+    """Show the content of a data set: counts, labels, bad lines, and missing, broken and duplicate files.
 
+    Problems are only reported. With the option on_error=stop, the exit code is 2 if `train` or `evaluate` would fail.
+    """
     name, chosen = _named(name, options or ())
     if "on_error" in introspection.signature(data_set(name)).parameters:
         chosen = {"on_error": "skip", **chosen}  # report problems instead of refusing them
     splits = build_splits(name, **chosen)
+
+    from hashseek.training.data.inspection import as_text, inspect_splits, with_broken_images  # loads torch
+
+    if files:
+        splits = with_broken_images(splits, source=str(chosen.get("root", name)))
     progress = Progress()
     n_images = len(splits.train) + len(splits.query) + len(splits.database)
-    with progress.task("comparing files", n_images if duplicates else 0) as advance:
-        facts = {"name": name, "options": chosen, **inspect_splits(splits, duplicates=duplicates, advance=advance)}
+    with progress.task("comparing files", n_images if files else 0) as advance:
+        facts = {"name": name, "options": chosen, **inspect_splits(splits, duplicates=files, advance=advance)}
     typer.echo(json.dumps(facts, indent=2) if as_json else as_text(facts))
-
-
-@data.command("check")
-def check(
-    root: Annotated[Path, typer.Argument(help="A folder of labelled images, or a labels.csv or labels.jsonl.")],
-    on_error: Annotated[
-        Literal["skip", "stop"],
-        typer.Option(help="stop: exit with code 2 if `train` or `evaluate` would fail; skip: report problems only."),
-    ] = "stop",
-    ignore_column: Annotated[
-        list[str] | None, typer.Option(help="Column of the list to ignore; may be repeated.")
-    ] = None,
-    drop_labels: Annotated[list[str] | None, typer.Option(help="Labels to leave out, such as '*_r1'.")] = None,
-    split_file: Annotated[
-        Path | None, typer.Option(help="Write the images with their labels and splits to this list.")
-    ] = None,
-) -> None:
-    """Check a folder before training: decode every image, report every problem, and count images and labels."""
-    options: dict[str, Any] = {
-        "root": str(root),
-        "ignore_columns": ignore_column or (),
-        "drop_labels": drop_labels or (),
-    }
-    try:
-        written = None if split_file is None else str(split_file)
-        splits = build_splits("folder", **options, on_error="skip", split_file=written)
-    except BadDataset:
-        source = find_label_file(Path(expand(str(root))))
-        if source is not None:  # the problems of its lines may be the cause
-            _show(read_label_file(source, ignore_columns=ignore_column or ()).problems)
-        raise
-    from hashseek.training.data.training_images import without_broken  # late: it loads torch
-
-    broken: list[Problem] = []
-    for part in (splits.train, splits.query, splits.database):
-        broken += without_broken(part, on_error="skip", source=str(root))[1]
-    broken = list(dict.fromkeys(broken))  # training images may be in the database too
-    _show([*splits.problems, *broken])
-    typer.echo(_summary(splits))
-    if on_error == "stop":
-        build_splits("folder", **options, on_error="stop")
-        if broken:
-            refuse(root, broken)
-
-
-def _show(problems: Sequence[Problem]) -> None:
-    for problem in problems:
-        typer.echo(f"{'skipped' if problem.skipped else 'note'}: {problem}")
 
 
 def _named(name: str, options: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -106,14 +63,3 @@ def _named(name: str, options: Sequence[str]) -> tuple[str, dict[str, Any]]:
     if name not in DATASETS and Path(name).exists():
         return "folder", {"root": name, **chosen}
     return name, chosen
-
-
-def _summary(splits: Splits) -> str:
-    from hashseek.training.data.inspection import distinct
-
-    parts = [f"{name} {len(getattr(splits, name))}" for name in ("train", "query", "database")]
-    everything = distinct(splits)  # training images may be in the database too
-    counts = everything.labels.sum(axis=0, dtype=int)
-    labels = ", ".join(f"{name} {count}" for name, count in zip(splits.label_names, counts, strict=True))
-    images = f"{', '.join(parts)} ({len(everything)} different ones)"
-    return f"images: {images}\nlabels ({len(splits.label_names)}): {labels}\nsplits: {splits.fingerprint}"

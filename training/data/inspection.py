@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,22 @@ from numpy.typing import NDArray
 
 from hashseek.training.data.file_digests import equal_files
 from hashseek.training.data.splits import NAMES, Split, Splits, never_in_training
+from hashseek.training.data.training_images import without_broken
 
 _SHOWN = 10
+
+
+def with_broken_images(splits: Splits, *, source: str) -> Splits:
+    """The splits, with images that cannot be decoded among their problems.
+
+    Raises:
+        BadDataset: there are any and on_error is "stop", or a split has no other image.
+    """
+    parts = [part for split in NAMES if len(part := getattr(splits, split))]
+    broken = [problem for part in parts for problem in without_broken(part, on_error=splits.on_error, source=source)[1]]
+    return replace(
+        splits, problems=(*splits.problems, *dict.fromkeys(broken))
+    )  # training images may be in the database
 
 
 def inspect_splits(
@@ -49,7 +64,11 @@ def inspect_splits(
         },
         "pairs": _pairs(everything.labels, splits.label_names),
         "missing": {"count": len(missing), "examples": [str(problem) for problem in missing[:_SHOWN]]},
-        "problems": [str(problem) for problem in splits.problems if not problem.missing],
+        "problems": [
+            f"{'skipped' if problem.skipped else 'note'}: {problem}"
+            for problem in splits.problems
+            if not problem.missing
+        ],
         "duplicates": _duplicates(splits, everything, advance) if duplicates and everything.vectors is None else None,
     }
 
@@ -87,8 +106,7 @@ def as_text(facts: dict[str, Any]) -> str:
             f"{found['across']:,} of them both in the query split and in another"
         )
         lines += [f"  {' = '.join(group)}" for group in found["examples"]]
-    lines += [f"note: {problem}" for problem in facts["problems"]]
-    return "\n".join(lines)
+    return "\n".join([*lines, *facts["problems"]])
 
 
 def distinct(splits: Splits) -> Split:

@@ -72,7 +72,7 @@ def test_missing_files_are_told_apart_without_comparing_each_with_all(worked):
     )
     facts = inspect_splits(replace(splits, problems=problems), duplicates=False)
     assert (facts["missing"]["count"], len(facts["missing"]["examples"])) == (12, 10)
-    assert facts["problems"] == ["list: odd"]
+    assert facts["problems"] == ["skipped: list: odd"]
 
 
 def test_files_of_one_size_are_duplicates_only_if_every_byte_is_the_same(tmp_path):
@@ -114,7 +114,7 @@ def test_inspect_prints_the_facts_as_text_or_json(run, shapes):
     assert out.startswith("images: train 40, query 8, database 20\nsplits: ")
     for part in ("circle", "missing files: 0", "duplicate files: 0"):
         assert part in out
-    code, out, _ = run("inspect", "folder", f"root={shapes}", "drop_labels=['st*']", "--json", "--no-duplicates")
+    code, out, _ = run("inspect", "folder", f"root={shapes}", "drop_labels=['st*']", "--json", "--no-files")
     assert code == 0
     facts = json.loads(out)
     assert facts["name"] == "folder"
@@ -201,14 +201,14 @@ def labelled(root: Path, rows: list[str], header: str = "file,labels,split") -> 
         ([], "file,labels,colour", "colour"),
     ],
 )
-def test_check_refuses_what_train_refuses_and_says_why(run, tmp_path, rows, header, named):
+def test_inspect_reports_and_on_demand_refuses_what_train_refuses(run, tmp_path, rows, header, named):
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     draw(99).save(tmp_path / "extra.jpg")
     root = labelled(tmp_path, rows, header)
-    code, out, _ = run("check", root)
+    code, _, err = run("inspect", root, "on_error=stop")
     assert code == 2
-    assert named in out
-    code, out, _ = run("check", root, "--on-error", "skip")
+    assert named in err
+    code, out, _ = run("inspect", root)
     assert code == 0
     assert named in out
     # `train` refuses it for the same reason, before it creates a run folder.
@@ -218,23 +218,21 @@ def test_check_refuses_what_train_refuses_and_says_why(run, tmp_path, rows, head
     assert not (root / "run").exists()
 
 
-def test_check_counts_training_images_that_are_the_database_once(run, tmp_path):
+def test_training_images_that_are_the_database_are_counted_once(run, tmp_path):
     for number in range(12):
         draw(number).save(tmp_path / f"{number}.jpg")
     rows = [f"{n}.jpg,{'ab'[n % 2]},{'query' if n < 4 else 'train'}" for n in range(12)]
     (tmp_path / "labels.csv").write_text("\n".join(["file,labels,split", *rows]))
-    code, out, _ = run("check", tmp_path)
+    (tmp_path / "5.jpg").write_bytes(b"no picture")
+    code, out, _ = run("inspect", tmp_path)
     assert code == 0
     assert "train 8, query 4, database 8 (12 different ones)" in out
-    assert "labels (2): a 6, b 6" in out
+    assert out.count("5.jpg") == 2, "its line and its path, once"
 
 
 def test_a_refused_run_can_be_repeated_with_on_error_skip(run, tmp_path):
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     root = labelled(tmp_path, ["broken.jpg,a,train"])
-    code, out, _ = run("check", root, "--on-error", "skip")
-    assert code == 0
-    assert "labels (2): a 7, b 6" in out  # the broken image is counted too
     assert run("train", *small_training(root))[0] == 2
     code, _, err = run("train", *small_training(root), "--on-error", "skip", "--resume")
     assert code == 0, err
