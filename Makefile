@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Where this is set, as in many containers, every process would compile PyTorch's modules again, for 2 to 10 seconds.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test installed lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-stores bench-train bench-unsupervised faults photographs reproduce soak clean
+.PHONY: demo test installed lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-stores bench-train faults photographs reproduce soak clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -57,9 +57,6 @@ bench-stores: .venv/installed-test
 
 bench-train: .venv/installed
 	$(BIN)/python bench/training_speed.py $(ARGS)
-
-bench-unsupervised: .venv/installed
-	$(BIN)/python bench/unsupervised.py $(ARGS)
 
 faults: .venv/installed-test
 	$(BIN)/python bench/faults.py $(ARGS)

@@ -142,6 +142,21 @@ def hyp2_tables(
     typer.echo(tables.as_markdown(out), nl=False)
 
 
+@reproduce.command("unsupervised")
+def unsupervised(
+    bits: Annotated[
+        list[int] | None, typer.Option(help="Code length; may be repeated. Default: 16 32 48 64 128 256.")
+    ] = None,
+) -> None:
+    """Codes without labels on MIRFLICKR, compared with supervised ones and with the features themselves.
+
+    Nothing is kept: each call trains and fits again, which takes minutes.
+    """
+    from experiments.unsupervised import BITS, run
+
+    run(bits or BITS, say=typer.echo)
+
+
 def _searched_budget(folder: Path, methods: Collection[str], lengths: Collection[int]) -> dict[str, int]:
     """What later runs share with the budget of a comparison: its epochs, unless they are the default.
 

@@ -54,9 +54,7 @@ def _with_and_without_most_frequent(labels: NDArray[np.uint8]) -> dict[str, NDAr
 
 def cosine_scores(inputs: Inputs) -> dict[str, float]:
     """mAP@1000 and the scores of `gallery_scores`, by the cosine of features. No AP of queries: it is not tested."""
-    places = np.argsort(-normalized(inputs.query) @ normalized(inputs.database).T, axis=1, kind="stable")[:, :N]
-    relevant = gains_of(places, inputs.splits.query.labels, inputs.splits.database.labels) > 0
-    scores = {"mAP": float(average_precision_of_ranking(relevant, n_relevant=relevant.sum(axis=1)).mean())}
+    scores = {"mAP": order_scores(normalized(inputs.query) @ normalized(inputs.database).T, inputs.splits)}
     if inputs.gallery:
         features, labels = inputs.gallery.all
         cosines = normalized(features) @ normalized(features).T
@@ -66,6 +64,13 @@ def cosine_scores(inputs: Inputs) -> dict[str, float]:
             found = gains_of(nearest, chosen, chosen) > 0
             scores[name] = float(found[chosen.any(axis=1)].mean())
     return scores
+
+
+def order_scores(scores: NDArray[np.float32], splits: Splits, *, n: int = N) -> float:
+    """mAP@n of the database in the order of descending scores (Q, N), ties by id."""
+    places = np.argsort(-scores, axis=1, kind="stable")[:, :n]
+    relevant = gains_of(places, splits.query.labels, splits.database.labels) > 0
+    return float(average_precision_of_ranking(relevant, n_relevant=relevant.sum(axis=1)).mean())
 
 
 def split_scores(query: Outputs, database: Outputs, splits: Splits) -> dict[str, Any]:

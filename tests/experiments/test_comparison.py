@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import comparison, finetuned
+from experiments import comparison, finetuned, unsupervised
 from experiments.comparison import Experiment, load_inputs, rows_of, run, run_method
 from experiments.comparison_report import as_markdown, mean_ranks, paired_tests, write_plots
 from experiments.critical_difference import groups
@@ -263,6 +263,20 @@ def test_references_are_scored_without_codes_of_the_training_split():
     assert itq["gallery"] > worse["gallery"]
     shuffled = replace(gallery, database=gallery.database[::-1])
     assert cosine_scores(shuffled)["mAP"] < 1
+
+
+def test_layers_without_labels_are_scored_as_in_a_comparison():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, (60, 3)).astype(np.uint8)
+    features = rng.normal(size=(60, 5)).astype(np.float32)
+    splits = Splits(*(Split((), part, ()) for part in np.split(labels, [20, 30])), ("a", "b", "c"), "")
+    inputs = Inputs(splits, *np.split(features, [20, 30]))
+    cosines = (features[20:30] @ features[30:].T).astype(np.float32)
+    of_ranking, of_nearest = unsupervised.cells_of("pca", 4, inputs, cosines).values()
+    expected = comparison.fitted("pca", inputs, n_bits=4, seed=0)
+    assert of_ranking == f"{expected['mAP']:.3f} / {expected['asymmetric']:.3f}"
+    assert of_nearest == "1.00", "there are fewer than 100 pictures"
+    assert unsupervised.cells_of("itq_cca", 4, inputs, cosines) == {}, "3 labels"
 
 
 def test_what_a_search_chose_is_scaled_to_other_lengths(tmp_path):
