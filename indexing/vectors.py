@@ -119,14 +119,14 @@ def read_parquet(path: Path) -> Vectors:
 def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
     """The ids of vectors with their labels and attributes, and notes on labels that were corrected.
 
-    A .csv file names its columns in the first line, one of them `id`; or it has one id per line, like a .txt file. The
-    first line of these may be `id`.
+    A .txt file has one id per line; any other list has a column `id` or `key`.
 
     Raises:
         BadDataset: the file or a line cannot be read, or has no id.
     """
     entries, notes = [], []
-    for found in rows_of(path, one_of=IDS, beside=VECTOR) if _names_columns(path) else _plain_ids(path):
+    is_plain = path.suffix.lower() == ".txt"
+    for found in _plain_ids(path) if is_plain else rows_of(path, one_of=IDS, beside=VECTOR):
         if isinstance(found, Problem):
             raise BadDataset(f"{found}: correct it")
         line, row = found
@@ -137,23 +137,10 @@ def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
     return entries, notes
 
 
-def _names_columns(path: Path) -> bool:
-    """Whether a list is a table. A .csv file is one if its first line names several columns, or an id."""
-    if path.suffix.lower() != ".csv":
-        return path.suffix.lower() != ".txt"
-    _, first = next(text_lines(path), (1, ""))
-    names = first.strip().lower().split(",")
-    return len(names) > 1 or bool({name.strip(' "') for name in names} & {*IDS})
-
-
 def _plain_ids(path: Path) -> Iterator[tuple[int, Row]]:
-    """One id per line, possibly in quotes."""
     for number, line in text_lines(path):
-        value = line.strip()
-        if len(value) > 1 and value[0] == value[-1] == '"':
-            value = value[1:-1].replace('""', '"')
-        if value and not (number == 1 and value.lower() in IDS):
-            yield number, {IDS[0]: value}
+        if line.strip():
+            yield number, {IDS[0]: line.strip()}
 
 
 def _entry(row: Row, where: str) -> tuple[Entry, list[str]]:
@@ -197,7 +184,7 @@ def check(
     if len(entries) != len(vectors):
         raise BadDataset(
             f"there are {len(vectors):,} vectors but {len(entries):,} ids: list one id for each row (the first line of "
-            "a file of one column counts as an id unless it is `id` or `key`)"
+            "a .txt file is an id, too)"
         )
     rows: dict[str, int] = {}
     for row, entry in enumerate(entries):

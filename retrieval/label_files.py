@@ -248,7 +248,7 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
             )
         columns = " or ".join(f"`{name}`" for name in one_of)
         found = ", ".join(f"`{name}`" for name in names)[:200]
-        raise BadDataset(f"{source} has no column {columns}: its first line is {found or 'empty'}")
+        raise BadDataset(f"{source} has no column {columns}: its first line must name it, and is {found or 'empty'}")
     repeated = next((name for name in names if name and names.count(name) > 1), None)
     if repeated is not None:
         raise BadDataset(f"{source} has two columns named `{repeated}`: rename one")

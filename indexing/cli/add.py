@@ -82,7 +82,9 @@ def add(
     ] = None,
     ids: Annotated[
         Path | None,
-        typer.Option(help="Ids of the vectors of an .npy file: one per line, or a list with a column id."),
+        typer.Option(
+            help="Ids of the vectors of an .npy file: a .txt file with one per line, or a list with a column id."
+        ),
     ] = None,
     checkpoint: Annotated[
         Path | None,

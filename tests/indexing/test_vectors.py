@@ -83,14 +83,14 @@ def test_from_files_to_hits_on_the_command_line(capsys, tmp_path):
     assert serve == f"  hashseek serve {folder}"
     # Again; with an id per line; and with one vector and one id changed.
     assert "added 0, updated 0, already stored 60" in run_command(capsys, *command)[1]
-    (tmp_path / "plain.csv").write_text("".join(f"v{i}\n" for i in range(60)))
-    plain = ("index", "add", folder, "--vectors", file, "--ids", tmp_path / "plain.csv")
+    (tmp_path / "plain.txt").write_text("".join(f"v{i}\n" for i in range(60)))
+    plain = ("index", "add", folder, "--vectors", file, "--ids", tmp_path / "plain.txt")
     assert "added 0, updated 0, already stored 60" in run_command(capsys, *plain)[1]
     code, _, err = run_command(capsys, *command[:-1], BITS + 1)
     assert (code, "index refit" in err) == (2, False)  # which is only for images
     vectors[3] = -vectors[3]
     np.save(tmp_path / "vectors.npy", vectors)
-    (tmp_path / "plain.csv").write_text("".join(f"{'new' if i == 4 else f'v{i}'}\n" for i in range(60)))
+    (tmp_path / "plain.txt").write_text("".join(f"{'new' if i == 4 else f'v{i}'}\n" for i in range(60)))
     assert "added 1, updated 1, already stored 58" in run_command(capsys, *plain)[1]
     # One query gives one answer, several give a list.
     np.save(tmp_path / "one.npy", vectors[3])
@@ -151,9 +151,7 @@ def test_parquet_gives_the_same_codes(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("ids.txt", "a\n#b\nc\n"),
-        ("ids.txt", "id\na\n#b\nc\n"),
-        ("ids.csv", 'a\n"#b"\n"c"\n'),
+        ("ids.txt", "a\n#b\n\nc\n"),
         ("ids.csv", 'Key\na\n"#b"\nc\n'),
         ("ids.csv", "ID,Labels\na,\n#b,\nc,\n"),
     ],
@@ -162,6 +160,12 @@ def test_lists_of_ids(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     entries, notes = read_entries(tmp_path / name)
     assert ([entry.id for entry in entries], notes) == (["a", "#b", "c"], [])
+
+
+def test_a_table_of_ids_must_name_its_columns(tmp_path):
+    (tmp_path / "ids.csv").write_text("a\nb\n")
+    with pytest.raises(BadDataset, match=r"`id` or `key`.*`a`"):
+        read_entries(tmp_path / "ids.csv")
 
 
 def _with(row: int, value: float):
@@ -182,7 +186,7 @@ def _with(row: int, value: float):
         (clustered(30)[:0], None, "(0, 24)"),
         (clustered(30), [*range(29), 3], "rows 3 and 29"),
         (clustered(30), range(29), "29"),
-        (clustered(30), ["name", *range(30)], "`id` or `key`"),
+        (clustered(30), ["name", *range(30)], ".txt"),
         (clustered(30), ["x" * 600, *range(29)], "row 0"),
     ],
 )
