@@ -164,7 +164,7 @@ class Bench:
             options = SearchOptions(k=10)
             n = len(self.contents)
             found["library, uploads"] = loop(
-                self.seconds, lambda i: self.searcher.search_file(self.contents[i % n], options)
+                self.seconds, lambda i: self.searcher.search_files([self.contents[i % n]], options)
             )
             for clients in (1, 4, 16):
                 found[f"uploads, {clients} clients"] = self.client(clients, files=self.files, k=10)

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack, cast, get_args
 
@@ -243,50 +243,34 @@ class Searcher:
         encode_ms = 1000 * (time.perf_counter() - started) / max(len(images), 1)
         return [self.answer([query], options, encode_ms) for query in queries]
 
-    def search_file(self, data: bytes, options: SearchOptions, *, name: str = "the image") -> Answer:
-        """The hits of the image file with the content `data`. If that content is stored, its stored code is used.
-
-        Raises:
-            BadConfig: see `search`.
-            BadImage: it is not a usable image.
-            BadCheckpoint: the collection holds vectors.
-        """
-        self.encoder.header.image_preprocessing()  # refuses a collection of vectors
-        rank = self.check(options)
-        stored = self._stored_code(data)
-        if stored is not None and rank != "asymmetric":  # which needs outputs
-            return self.answer([Query(stored.code, feature=stored.feature)], options)
-        started = time.perf_counter()
-        query = _with_stored_code(self.encode_file(data, name=name)[1], stored)
-        return self.answer([query], options, 1000 * (time.perf_counter() - started))
-
     def search_files(
         self, files: Sequence[bytes], options: SearchOptions, *, combine: Combine = "mean", name: str = "the image"
     ) -> Answer:
-        """The hits of several image files together.
+        """The hits of an image file with this content, or of several together. Stored content has its stored code.
 
-        With "mean", they are one query: the mean of their outputs and of their features. With "union", a stored image
-        has its least distance to one of the files, and its highest score.
+        With "mean", several are one query: the mean of their outputs and of their features. With "union", a stored
+        image has its least distance to one of the files, and its highest score.
 
         Raises:
-            BadConfig: see `search_file`; or a histogram of a union.
-            BadImage, BadCheckpoint: see `search_file`.
+            BadConfig: see `search`; or a histogram of a union.
+            BadImage: one is not a usable image.
+            BadCheckpoint: the collection holds vectors.
         """
-        if len(files) == 1:
-            return self.search_file(files[0], options, name=name)
-        if options.histogram and combine == "union":
+        self.encoder.header.image_preprocessing()  # refuses a collection of vectors
+        if len(files) > 1 and options.histogram and combine == "union":
             raise BadConfig("a union has no histogram: leave it out, or combine by mean")
         self.check(options)
         started = time.perf_counter()
-        queries = [self.query_of(data, name=f"{name} (number {number})") for number, data in enumerate(files, start=1)]
-        if combine == "mean":
+        names = [name] if len(files) == 1 else [f"{name} (number {number})" for number in range(1, len(files) + 1)]
+        queries = [self.query_of(data, name=own) for data, own in zip(files, names, strict=True)]
+        if len(files) > 1 and combine == "mean":
             outputs = np.stack([query.outputs for query in queries if query.outputs is not None])
             features = np.stack([query.feature for query in queries if query.feature is not None]).astype(np.float32)
             queries = _queries(features.mean(axis=0, keepdims=True), outputs.mean(axis=0, keepdims=True))
         return self.answer(queries, options, 1000 * (time.perf_counter() - started))
 
     def query_of(self, data: bytes, *, name: str = "the image") -> Query:
-        """Code, outputs and feature of an image file. If that content is stored, the code is the stored one.
+        """Code, outputs and feature of an image file. If that content is stored, code and feature are the stored ones.
 
         Raises:
             BadImage, BadCheckpoint: see `encode_file`.
@@ -321,7 +305,7 @@ class Searcher:
         return [self.answer([query], options, encode_ms) for query in queries]
 
     def queries_of(self, vectors: Vectors) -> list[Query]:
-        """Code, outputs and feature of each of the vectors (Q, D). A vector that is stored has its stored code.
+        """Code, outputs and feature of each of the vectors (Q, D), see `query_of`.
 
         Raises:
             BadDataset, BadCheckpoint: see `search_vectors`.
@@ -478,14 +462,15 @@ def _queries(features: NDArray[np.float32], outputs: NDArray[np.float32]) -> lis
 
 
 def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
-    """The query with the stored code of the same content, if the collection has it.
+    """The query with the stored code and feature of the same content, if the collection has it.
 
-    Another engine may have computed the stored code; with its signs, the content still finds itself first.
+    Another engine may have computed them; with the signs of the code, the content still finds itself first.
     """
     if stored is None or query.outputs is None:
         return query
     signs = 2.0 * unpack(stored.code[None], len(query.outputs))[0] - 1
-    return replace(query, code=stored.code, outputs=np.abs(query.outputs) * signs.astype(np.float32))
+    feature = query.feature if stored.feature is None else stored.feature
+    return Query(stored.code, np.abs(query.outputs) * signs.astype(np.float32), feature)
 
 
 def check_rank(collection: Store, options: SearchOptions, *, stored: bool = False) -> Rank:

@@ -140,9 +140,9 @@ class ImageCollection:
 
         chosen = SearchOptions(**options)
         if isinstance(image, bytes):
-            return self.searcher.search_file(image, chosen).hits
+            return self.searcher.search_files([image], chosen).hits
         if isinstance(image, str | Path):
-            return self.searcher.search_file(read_bytes(Path(image)), chosen, name=str(image)).hits
+            return self.searcher.search_files([read_bytes(Path(image))], chosen, name=str(image)).hits
         [answer] = self.searcher.search([as_decoded(image)], chosen)
         return answer.hits
 

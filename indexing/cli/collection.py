@@ -235,7 +235,7 @@ def search(
             if vectors is not None:
                 answers = searcher.search_vectors(vectors, options)
             else:
-                answers = [searcher.search_file(data, options, name=str(image))]
+                answers = [searcher.search_files([data], options, name=str(image))]
     if as_json:
         contents = [_as_json(answer, opened) for answer in answers]
         typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents, indent=2))

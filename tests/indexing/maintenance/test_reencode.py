@@ -72,7 +72,7 @@ def test_the_new_codes_are_those_of_a_collection_made_with_the_new_checkpoint(
         assert [image.labels for image in again.catalog.page(after=0, limit=99)] != [()] * 12
         assert again.catalog.spaces.engines() == expected.catalog.spaces.engines()
         searcher = Searcher.open(again, device="cpu")  # with its own copy of the checkpoint
-        answer = searcher.search_file((pictures / "picture 04.jpg").read_bytes(), SearchOptions(k=1))
+        answer = searcher.search_files([(pictures / "picture 04.jpg").read_bytes()], SearchOptions(k=1))
         assert answer.hits[0].image.path.endswith("picture 04.jpg")
 
 
