@@ -32,13 +32,9 @@ class DryRunEncoder:
     engine: str = ""
     batch_size: int = 32
 
-    def encode_pixels(self, pixels: Pixels) -> Codes:
-        """Zeros (B, code_size)."""
-        return np.zeros((len(pixels), code_size(self.n_bits)), np.uint8)
-
     def encode_with_features(self, pixels: Pixels) -> tuple[Codes, StoredFeatures]:
         """Zeros (B, code_size) and (B, 1)."""
-        return self.encode_pixels(pixels), np.zeros((len(pixels), 1), np.float16)
+        return np.zeros((len(pixels), code_size(self.n_bits)), np.uint8), np.zeros((len(pixels), 1), np.float16)
 
 
 @contextmanager

@@ -185,8 +185,7 @@ def _encoded(
     codes = {sha256: known for sha256 in pixels if (known := collection.code_by_hash(sha256)) is not None}
     fresh = [sha256 for sha256 in pixels if sha256 not in codes]
     if fresh:
-        stacked = np.stack([pixels[sha256] for sha256 in fresh])
-        codes.update(zip(fresh, _codes(stacked, encoder, keep_features=collection.keeps_features), strict=True))
+        codes.update(zip(fresh, encode(encoder, np.stack([pixels[sha256] for sha256 in fresh])), strict=True))
     images = []
     for one in loaded:
         if one.image is not None:
@@ -195,9 +194,8 @@ def _encoded(
     return images
 
 
-def _codes(pixels: Pixels, encoder: "Encoder | DryRunEncoder", *, keep_features: bool) -> list[StoredCode]:
-    if not keep_features:
-        return [StoredCode(code, encoder.engine, None) for code in encoder.encode_pixels(pixels)]
+def encode(encoder: "Encoder | DryRunEncoder", pixels: Pixels) -> list[StoredCode]:
+    """The code and the feature of each image; a collection that keeps no features ignores them."""
     both = zip(*encoder.encode_with_features(pixels), strict=True)
     return [StoredCode(code, encoder.engine, feature) for code, feature in both]
 

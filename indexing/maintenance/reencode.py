@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, Unpack
 
@@ -19,6 +20,7 @@ from hashseek.indexing.catalog import Catalog, StoredImage
 from hashseek.indexing.catalog.records import Space, StoredCode
 from hashseek.indexing.catalog.spaces import CodesMissing
 from hashseek.indexing.collection import Collection
+from hashseek.indexing.ingest.batch import encode
 from hashseek.indexing.remote import MAX_BYTES
 from hashseek.indexing.uris import open_uri
 from hashseek.retrieval.checkpoint import Header, load_checkpoint, load_header
@@ -218,18 +220,14 @@ def encode_missing(
     allow_private: bool = False,
 ) -> Iterator[Reencoded]:
     """Encode images that have no code in the space and have not failed, unless the code is known; yields progress."""
-
-    def encode(pixels: Pixels) -> Iterator[StoredCode]:
-        for code, feature in zip(*encoder.encode_with_features(pixels), strict=True):
-            yield StoredCode(code, encoder.engine, feature)
-
     after, known = 0, known or {}
     while page := collection.catalog.spaces.missing(report.space.id, after=after, limit=BATCH):
         after = page[-1].id
         todo = [image for image in page if image.id not in report.failed]
         encoded = [(image, known[image.sha256]) for image in todo if image.sha256 in known]
         fresh = [image for image in todo if image.sha256 not in known]
-        for image, code, problem in encode_stored(collection, encoder, fresh, encode, allow_private=allow_private):
+        encoded_now = encode_stored(collection, encoder, fresh, partial(encode, encoder), allow_private=allow_private)
+        for image, code, problem in encoded_now:
             if code is None:
                 reason = problem.removeprefix(f"{image.path} ")
                 report.failed[image.id] = f"image {image.id} ({image.path}): {reason}"

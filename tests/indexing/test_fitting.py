@@ -122,7 +122,7 @@ def test_urls_are_fetched_once_and_images_in_a_tar_are_not_read_again(tmp_path, 
         first.fitting.checkpoint() as checkpoint,
         closing(open_or_create(tmp_path / "c", checkpoint=checkpoint)) as collection,
     ):
-        first.fitting.encoder.encode_pixels = None
+        first.fitting.encoder.encode_with_features = None
         *_, report = ingest(collection, first.fitting.encoder, first.reuse(find_sources(paths)), fetch=remaining.pop)
         assert (report.added, report.skipped) == (12, 0)
         assert collection.verify() == []

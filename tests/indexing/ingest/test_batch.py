@@ -134,9 +134,9 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self._encoder, name)
 
-    def encode_pixels(self, pixels):
+    def encode_with_features(self, pixels):
         self.n += len(pixels)
-        return self._encoder.encode_pixels(pixels)
+        return self._encoder.encode_with_features(pixels)
 
 
 def test_no_content_is_encoded_twice_whatever_its_keys(opened, tmp_path):

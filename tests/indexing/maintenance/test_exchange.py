@@ -53,7 +53,7 @@ def test_a_round_trip_gives_an_equal_collection_without_encoding(exported, check
     never = (
         "import hashseek.indexing.cli.collection\n"
         "from hashseek.retrieval.encoder import Encoder\n"
-        "Encoder.encode_pixels = None"
+        "Encoder.encode_with_features = None"
     )
     command = ("index", "import", file, tmp_path / "new")
     code, out, err = hashseek(*command, "--checkpoint", checkpoint, before=never)
