@@ -300,7 +300,8 @@ def load_index(files: Collection[Path], *, n_bits: int, kind: str = "exact") -> 
             recall = dict(zip(stored["efforts"].tolist(), stored["recall"].tolist(), strict=True))
             structure = APPROXIMATE[kind].from_array(stored["faiss"])
             return HammingIndex(n_bits, ids, rows, kind, structure, recall)
-    except (RuntimeError, OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+    # SystemError: Python 3.11 raises it where several threads parse literals at once, as NumPy does with headers.
+    except (RuntimeError, SystemError, OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise BadCollection(f"the index files cannot be read: {error}") from None
 
 

@@ -6,8 +6,7 @@ An index is complete on disk before the catalog names it, and never changes afte
 import json
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -100,14 +99,16 @@ class IndexFiles:
         return saved
 
     def _load(self, saved: SavedIndex, *, read_all: bool) -> View:
-        with _as_bad_collection():
-            n_bits = self.catalog.n_bits
+        n_bits = self.catalog.n_bits
+        try:
             files = {self.place / saved.folder / name: sha256 for name, sha256 in saved.sha256.items()}
             for file, sha256 in files.items():
                 if (read_all or file.stat().st_size < MAPPED) and sha256_of(file) != sha256:
                     raise BadCollection(f"{file.name} does not match its hash in the catalog")
             index = load_index(files, n_bits=n_bits, kind=saved.kind)
-            return View(saved.generation, saved.last_id, whole(index), empty(n_bits))
+        except (OSError, TypeError, ValueError, BadConfig) as error:  # BadConfig: a kind that this machine lacks
+            raise BadCollection(f"it cannot be read: {error}") from None
+        return View(saved.generation, saved.last_id, whole(index), empty(n_bits))
 
     def _delete_all_but(self, kept: SavedIndex | None) -> None:
         """Delete all other folders of indexes, and the files of earlier checkouts, which had no folders."""
@@ -115,17 +116,3 @@ class IndexFiles:
             if kept is None or path.name != kept.folder:
                 with suppress(OSError):  # another user's
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-@contextmanager
-def _as_bad_collection() -> Iterator[None]:
-    """Raise what goes wrong with an index file as `BadCollection`."""
-    try:
-        yield
-    except BadConfig as error:  # this machine does not support its kind
-        raise BadCollection(str(error)) from None
-    except FileNotFoundError as error:
-        raise BadCollection(f"{error.filename} is missing") from None
-    # SystemError: Python 3.11 raises it where several threads parse literals at once, as NumPy does with headers.
-    except (OSError, ValueError, TypeError, SystemError) as error:
-        raise BadCollection(f"it cannot be read: {error}") from None
