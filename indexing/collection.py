@@ -414,7 +414,6 @@ def open_or_create(folder: Path, *, checkpoint: Path | None, keep_features: bool
             )
         if checkpoint is not None:
             check_checkpoint(collection, checkpoint)
-            restore_checkpoint(collection.checkpoint, collection.fingerprint, checkpoint)
     except BaseException:
         collection.close()
         raise
@@ -494,11 +493,3 @@ def check_checkpoint(coded: "Catalog | Collection | MilvusStore", checkpoint: Pa
             "meaningless: use the collection's own checkpoint, or index into a new collection"
         )
     return header
-
-
-def restore_checkpoint(copy: Path, fingerprint: str, checkpoint: Path) -> None:
-    """Replace a collection's copy of its checkpoint if it is missing or its header is damaged."""
-    with suppress(HashseekError):
-        if load_header(copy).fingerprint == fingerprint:
-            return
-    write_atomically(copy, checkpoint.read_bytes())
