@@ -96,7 +96,9 @@ def main() -> None:
         print("|---|---:|---:|---:|---:|")
         for title, chosen in FILTERS.items():
             ids = collection.catalog.ids_where(chosen)
-            of_catalog = milliseconds(options.rounds, lambda c=chosen: collection.catalog.choose(c))
+            excludes = chosen == Filter(no_labels=chosen.no_labels)  # a search then asks for what does not pass
+            asked = Filter(any_labels=chosen.no_labels) if excludes else chosen
+            of_catalog = milliseconds(options.rounds, lambda c=asked: collection.catalog.ids_where(c))
 
             def first(chosen: Filter = chosen) -> None:
                 collection.index.current().filtered.clear()

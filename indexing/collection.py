@@ -29,7 +29,7 @@ from hashseek.indexing.catalog import (
     StoredImage,
     create_catalog,
 )
-from hashseek.indexing.catalog.filters import Chosen, Filter
+from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.collection_index import CollectionIndex
@@ -312,14 +312,17 @@ class Collection:
         """The rows of the built and the fresh segment that may be found; cached for the last few filters."""
         segments = (view.built, view.fresh)
         if not isinstance(among, Filter):
-            chosen = None if among is None else Chosen(among)
-            return [segment.among(chosen) for segment in segments]
+            return [segment.alive if among is None else segment.among(among) for segment in segments]
         with self._lock:
             if among in view.filtered:
                 view.filtered[among] = view.filtered.pop(among)  # the most recently used one comes last
                 return view.filtered[among]
-        chosen = self.catalog.choose(among)
-        subsets = [segment.among(chosen) for segment in segments]
+        if among.no_labels and among == Filter(no_labels=among.no_labels):  # what does not pass is found faster
+            excluded = self.catalog.ids_where(Filter(any_labels=among.no_labels))
+            subsets = [segment.all_but(excluded) for segment in segments]
+        else:
+            ids = self.catalog.ids_where(among)
+            subsets = [segment.among(ids) for segment in segments]
         with self._lock:
             view.filtered[among] = subsets
             if len(view.filtered) > _CACHED_FILTERS:

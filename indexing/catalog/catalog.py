@@ -17,7 +17,7 @@ import numpy as np
 
 from hashseek.indexing.catalog.attributes import Ids, fetch_ids
 from hashseek.indexing.catalog.database import CatalogDamaged, Database, now, read_meta, write_meta
-from hashseek.indexing.catalog.filters import Chosen, Filter, choose, ids_where
+from hashseek.indexing.catalog.filters import Filter, ids_where
 from hashseek.indexing.catalog.integrity import check_rows
 from hashseek.indexing.catalog.records import (
     IMAGE_COLUMNS,
@@ -278,11 +278,6 @@ class Catalog:
         """Ids (ascending) of the images that pass a filter."""
         with self._db.snapshot() as db:
             return ids_where(db, among)
-
-    def choose(self, among: Filter) -> Chosen:
-        """The ids of images that pass a filter, or of those that do not, whichever is found faster."""
-        with self._db.snapshot() as db:
-            return choose(db, among)
 
     # ------------------------------------------------------------ codes, for the index
 

@@ -8,7 +8,7 @@ The catalog evaluates a filter exactly, before anything is ranked.
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -131,21 +131,6 @@ def parse_time(text: str) -> str:
             f"{text[:40]!r} is not a date or time: write it like 2026-01-31 or 2026-01-31T15:00:00+01:00"
         ) from None
     return time.isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The ids (ascending) that pass a filter, or, with `all_but`, those that do not."""
-
-    ids: Ids
-    all_but: bool = False
-
-
-def choose(db: sqlite3.Connection, among: Filter) -> Chosen:
-    """The ids that pass a filter; if it only excludes labels, the ids that do not."""
-    if among.no_labels and replace(among, no_labels=()) == Filter():
-        return Chosen(_labelled(db, among.no_labels), all_but=True)
-    return Chosen(ids_where(db, among))
 
 
 def ids_where(db: sqlite3.Connection, among: Filter) -> Ids:

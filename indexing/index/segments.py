@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hashseek.indexing.catalog.filters import Chosen, Filter
+from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.exact_scan import Distances, ranked
@@ -45,14 +45,14 @@ class Segment:
         alive[gone] = False
         return Segment(self.index, Subset(alive))
 
-    def among(self, chosen: Chosen | None) -> Subset:
-        """The rows that still exist among the chosen ids (None: all)."""
-        if chosen is None:
-            return self.alive
-        named = self.index.subset_of(chosen.ids)
-        if chosen.all_but:
-            return Subset(self.alive.mask & ~named.mask)
+    def among(self, ids: Ids) -> Subset:
+        """The rows of these ids that still exist."""
+        named = self.index.subset_of(ids)
         return Subset(named.mask & self.alive.mask) if self.n_dead else named
+
+    def all_but(self, ids: Ids) -> Subset:
+        """The rows of other ids that still exist."""
+        return Subset(self.alive.mask & ~self.index.subset_of(ids).mask)
 
 
 @dataclass(frozen=True)
