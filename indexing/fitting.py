@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,6 +108,8 @@ class Fitting:
         record: how the layer was fitted, for the header of the checkpoint; empty before.
         n_images: number of images to which it was fitted, all different.
         fallback: why it was not fitted by weighted ITQ; empty if it was.
+        encoded: the first images of a new collection, to which it was fitted, by place: with their codes, their
+            sources, and the size and time of their files before they were read; `reuse` removes them.
 
     Raises:
         BadCheckpoint: the weights do not fit the backbone.
@@ -131,6 +133,7 @@ class Fitting:
         self.encoder = Encoder(Checkpoint.of(self.model, header), **options)
         self.record: dict[str, Any] = {}
         self.n_images, self.fallback = 0, ""
+        self.encoded: dict[Place, tuple[ImageSource, Stamp | None, NewImage]] = {}
 
     def fit(
         self, images: Iterable[tuple[str, Pixels] | str], total: int, progress: Progress = lambda *_: None
@@ -181,6 +184,15 @@ class Fitting:
         """The checkpoint in a file that is deleted afterwards. Writing it sets the encoder's fingerprint."""
         with saved(self.model, self.preprocessing, self.record) as (path, self.encoder.header):
             yield path
+
+    def reuse(self, sources: Iterable[Found]) -> Iterator[Found | LoadedImage]:
+        """The sources for `ingest`; images that were encoded need not be read again unless their files have changed."""
+        for found in sources:
+            if isinstance(found, ImageSource) and found.uri in self.encoded:
+                before, stamp, image = self.encoded.pop(found.uri)
+                yield LoadedImage(found, image) if (before, stamp) == (found, stamp_of(found.uri)) else found
+            else:
+                yield found
 
 
 def all_alike(features: Features) -> bool:
@@ -235,29 +247,6 @@ def saved(
         yield path, save_checkpoint(path, model, preprocessing, label_names=(), training={"fit": record})
 
 
-@dataclass(frozen=True)
-class FirstFit:
-    """The hash layer of a new collection.
-
-    Args:
-        fitting: with the fitted layer.
-        encoded: the images to which it was fitted, with their codes, and with their sources and the size and time of
-            their files before they were read; `reuse` removes them.
-    """
-
-    fitting: Fitting
-    encoded: dict[Place, tuple[ImageSource, Stamp | None, NewImage]]
-
-    def reuse(self, sources: Iterable[Found]) -> Iterator[Found | LoadedImage]:
-        """The sources for `ingest`; images that were encoded need not be read again unless their files have changed."""
-        for found in sources:
-            if isinstance(found, ImageSource) and found.uri in self.encoded:
-                before, stamp, image = self.encoded.pop(found.uri)
-                yield LoadedImage(found, image) if (before, stamp) == (found, stamp_of(found.uri)) else found
-            else:
-                yield found
-
-
 def fit_to_sources(
     sources: Iterable[Found],
     network: FeatureNetwork,
@@ -267,7 +256,7 @@ def fit_to_sources(
     fetch: Fetch = fetch,
     progress: Progress = lambda *_: None,
     **options: Unpack[EncoderOptions],
-) -> FirstFit:
+) -> Fitting:
     """Fit the hash layer of a new collection to images that will be its first ones. Writes nothing.
 
     Args:
@@ -306,11 +295,11 @@ def fit_to_sources(
                 yield step.image.sha256, step.pixels
 
     codes = fitting.fit(images(), min(n_sources, MAX_FITTED), progress)
-    encoded = {
+    fitting.encoded = {
         source.uri: (source, stamps[source.uri], replace(image, **codes[image.sha256]._asdict()))
         for source, image in loaded
     }
-    return FirstFit(fitting, encoded)
+    return fitting
 
 
 def chosen(sources: Iterable[Found], n: int) -> Iterator[ImageSource]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from hashseek.indexing.catalog import StoredImage
     from hashseek.indexing.catalog.filters import Filter
-    from hashseek.indexing.fitting import FirstFit
+    from hashseek.indexing.fitting import Fitting
     from hashseek.indexing.ingest.batch import IngestReport
     from hashseek.indexing.searcher import Hit, Rank, Searcher
     from hashseek.retrieval.checkpoint import Checkpoint
@@ -91,7 +91,7 @@ class ImageCollection:
         sources: Sequence[str | Path],
         labels: Sequence[str],
         on_error: "OnError",
-        first: "FirstFit | None" = None,
+        first: "Fitting | None" = None,
     ) -> "IngestReport":
         from hashseek.indexing.catalog.records import check_labels
         from hashseek.indexing.ingest.batch import IngestReport, ingest
@@ -286,9 +286,9 @@ def create_collection(
     fit = FitOptions(n_bits, backbone, str(weights), preprocessing or {})
     plan = plan_collection(Path(folder), fit, find_sources(sources))
     first = fit_to_sources(find_sources(sources), *plan, on_error=on_error, **options)
-    place, encoder = Path(folder), first.fitting.encoder
+    place, encoder = Path(folder), first.encoder
     with (
-        first.fitting.checkpoint() as checkpoint,
+        first.checkpoint() as checkpoint,
         open_for_adding(place, checkpoint=checkpoint, keep_features=keep_features) as collection,
     ):
         report = ImageCollection(Searcher(encoder, collection))._add(sources, labels, on_error, first)

@@ -42,7 +42,7 @@ from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
 from hashseek.indexing.fit_options import FeatureNetwork
-from hashseek.indexing.fitting import FirstFit, fit_to_sources, plan_collection, refit_may_help
+from hashseek.indexing.fitting import Fitting, fit_to_sources, plan_collection, refit_may_help
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
@@ -192,9 +192,9 @@ def add(
             _exit_with_code(report, strict=strict)
             return
         first = None if plan is None else _fit(sources, plan, get, output, options)
-        with nullcontext(checkpoint) if first is None else first.fitting.checkpoint() as made:
+        with nullcontext(checkpoint) if first is None else first.checkpoint() as made:
             opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
-        encoder = None if first is None else first.fitting.encoder
+        encoder = None if first is None else first.encoder
         if encoder is None and cluster is None:
             encoder = Searcher.open(opened, **options).image_encoder
         stop = stack.enter_context(_stop_on_signals())
@@ -292,14 +292,14 @@ class _Run:
 
     Args:
         encoder: None if the workers of a cluster encode.
-        first: the images that were encoded for the fit of a new collection.
+        first: the fit of a new collection, with the images that were encoded for it.
         n_total: the number of images, if known.
     """
 
     collection: Store
     sources: _Sources
     encoder: "Encoder | None"
-    first: FirstFit | None
+    first: Fitting | None
     fetch: Fetch
     output: Output
     n_total: int | None
@@ -377,13 +377,13 @@ class _Run:
 
 def _fit(
     sources: _Sources, plan: tuple[FeatureNetwork, int], get: Fetch, output: Output, options: EncoderOptions
-) -> FirstFit:
+) -> Fitting:
     """The hash layer for a new collection, fitted to the images."""
     with fit_progress(output) as progress:
         first = fit_to_sources(
             sources.found(), *plan, on_error=sources.on_error, fetch=get, progress=progress, **options
         )
-    print_fit(first.fitting)
+    print_fit(first)
     return first
 
 

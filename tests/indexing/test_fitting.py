@@ -64,23 +64,23 @@ def test_each_picture_is_decoded_once_and_gets_the_code_of_the_checkpoint(
     monkeypatch.setattr(loading, "load_file", count)
     monkeypatch.setattr(fitting, "MAX_FITTED", most)
     first = fit(tmp_path / "c", weights, folder)
-    with first.fitting.checkpoint() as checkpoint:
+    with first.checkpoint() as checkpoint:
         collection = open_or_create(tmp_path / "c", checkpoint=checkpoint)
     with closing(collection):
-        *_, report = ingest(collection, first.fitting.encoder, first.reuse(find_sources([folder])))
+        *_, report = ingest(collection, first.encoder, first.reuse(find_sources([folder])))
         assert (report.added, report.known, report.skipped) == (12, 1, 1)
         assert first.encoded == {}  # `--watch` would keep it
         assert collection.verify() == []
         found = stored_codes(collection)
-        assert collection.catalog.spaces.engines() == {first.fitting.encoder.engine: 12}
+        assert collection.catalog.spaces.engines() == {first.encoder.engine: 12}
     del decoded["broken.png"]
     assert decoded.pop("copy.jpg", 0) <= 1
     assert set(decoded.values()) == {1}
-    assert first.fitting.n_images <= min(12, most)
+    assert first.n_images <= min(12, most)
     header = load_header(tmp_path / "c" / "checkpoint.safetensors")
     assert header.label_names == ()
     record = header.training["fit"]
-    assert (record["method"], record["n_images"], record["labels"]) == ("weighted_itq", first.fitting.n_images, "none")
+    assert (record["method"], record["n_images"], record["labels"]) == ("weighted_itq", first.n_images, "none")
     assert (record["backbone"], record["weights"], len(record["weights_sha256"])) == (
         "squeezenet1_1",
         "squeezenet.safetensors",
@@ -98,14 +98,14 @@ def test_a_picture_that_changes_after_the_fit_is_encoded_anew(tmp_path, pictures
     first = fit(tmp_path / "c", weights, folder)
     changed = save(folder / "picture 04.jpg", 77)
     with (
-        first.fitting.checkpoint() as checkpoint,
+        first.checkpoint() as checkpoint,
         closing(open_or_create(tmp_path / "c", checkpoint=checkpoint)) as collection,
     ):
-        list(ingest(collection, first.fitting.encoder, first.reuse(find_sources([folder]))))
+        list(ingest(collection, first.encoder, first.reuse(find_sources([folder]))))
         record = next(record for record in collection.catalog.page(after=0, limit=99) if record.path == str(changed))
-        loaded = images.load_file(changed.read_bytes(), first.fitting.preprocessing)
+        loaded = images.load_file(changed.read_bytes(), first.preprocessing)
         assert (record.bytes, record.width) == (changed.stat().st_size, loaded.width)
-        expected = first.fitting.encoder.encode_pixels(loaded.pixels[None])
+        expected = first.encoder.encode_pixels(loaded.pixels[None])
         assert collection.catalog.code(record.id).tobytes() == expected.tobytes()
 
 
@@ -119,19 +119,19 @@ def test_urls_are_fetched_once_and_images_in_a_tar_are_not_read_again(tmp_path, 
     first = fit(tmp_path / "c", weights, *paths, fetch=remaining.pop)
     assert not remaining
     with (
-        first.fitting.checkpoint() as checkpoint,
+        first.checkpoint() as checkpoint,
         closing(open_or_create(tmp_path / "c", checkpoint=checkpoint)) as collection,
     ):
-        first.fitting.encoder.encode_with_features = None
-        *_, report = ingest(collection, first.fitting.encoder, first.reuse(find_sources(paths)), fetch=remaining.pop)
+        first.encoder.encode_with_features = None
+        *_, report = ingest(collection, first.encoder, first.reuse(find_sources(paths)), fetch=remaining.pop)
         assert (report.added, report.skipped) == (12, 0)
         assert collection.verify() == []
 
 
 def test_few_pictures_get_a_random_rotation_and_the_fit_does_not_depend_on_chance(tmp_path, pictures, weights):
     first, again = (fit(tmp_path / "c", weights, pictures, n_bits=32) for _ in range(2))
-    assert first.fitting.fallback
-    assert first.fitting.record["method"] == "random"
+    assert first.fallback
+    assert first.record["method"] == "random"
     codes = np.stack([image.code for *_, image in first.encoded.values()])
     assert len(np.unique(codes, axis=0)) == 12
     assert codes.tobytes() == np.stack([image.code for *_, image in again.encoded.values()]).tobytes()
