@@ -3,7 +3,7 @@ BIN := .venv/bin
 # Where this is set, as in many containers, every process would compile PyTorch's modules again, for 2 to 10 seconds.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test installed lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-stores bench-train faults photographs reproduce soak clean
+.PHONY: demo test installed lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-stores bench-train faults reproduce soak clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -71,9 +71,6 @@ reproduce: .venv/installed-test
 		$(BIN)/python -m experiments losses --data $$data $(ARGS) || exit 1; done
 	$(BIN)/python -m experiments hyp2-tables
 	$(BIN)/python -m experiments finetuned
-
-photographs: .venv/installed-test
-	$(BIN)/python bench/photographs.py $(ARGS)
 
 # Link the folders under their import names, for tools that read files (mypy and import-linter).
 links:

@@ -170,7 +170,7 @@ def main() -> None:
     if "HASHSEEK_DATA" in os.environ and given.checkpoint.is_file():
         agreement(given.checkpoint, n_database=given.database, device=given.device)
     else:
-        print(f"\nno codes: they need HASHSEEK_DATA and {given.checkpoint}, which `make photographs` trains")
+        print(f"\nno codes: they need HASHSEEK_DATA and {given.checkpoint}, which `hashseek train` writes")
 
 
 if __name__ == "__main__":
