@@ -136,8 +136,14 @@ def _rounded(setting: str) -> str:
         return setting
 
 
-def chosen_settings(folder: Path, method: str, tuned: int, *, n_bits: int, search: int = 0) -> tuple[str, ...]:
-    """What the search at `tuned` bits chose, scaled to codes of `n_bits`."""
+def tuned_length(n_bits: int) -> int:
+    """The length whose search codes of `n_bits` use."""
+    return min(TUNED, key=lambda length: abs(length - n_bits))
+
+
+def chosen_settings(folder: Path, method: str, n_bits: int, *, search: int = 0) -> tuple[str, ...]:
+    """What the search at the nearest length chose, scaled to codes of `n_bits`."""
+    tuned = tuned_length(n_bits)
     file = folder / method / f"chosen-{_name_of_search(tuned, search)}.json"
     settings = json.loads(file.read_text(encoding="utf-8"))
     pairs = [setting.split("=", 1) for setting in settings]
@@ -201,10 +207,9 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
         else:
             chosen: tuple[str, ...] = ()
             if entry.space:
-                tuned = min(TUNED, key=lambda length: abs(length - n_bits))
                 search = seed // SEEDS_OF_SEARCH
-                tune(method, tuned, experiment, folder, search=search)
-                chosen = chosen_settings(folder, method, tuned, n_bits=n_bits, search=search)
+                tune(method, tuned_length(n_bits), experiment, folder, search=search)
+                chosen = chosen_settings(folder, method, n_bits, search=search)
             settings = (*entry.settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
             scores = trained(settings, experiment, folder / method / f"{n_bits}-{seed}", inputs)
         rows.append({"method": method, "n_bits": n_bits, "seed": seed, **scores})

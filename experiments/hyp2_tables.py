@@ -16,13 +16,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from experiments.comparison import (
-    TUNED,
-    Experiment,
-    chosen_settings,
-    load_inputs,
-    rows_of,
-)
+from experiments.comparison import Experiment, chosen_settings, load_inputs, rows_of
 from experiments.comparison_report import mean_and_deviation
 from experiments.processes import in_processes
 from experiments.scoring import split_scores
@@ -109,8 +103,7 @@ def run_variant(variant: str, experiment: Experiment, folder: Path) -> None:
     for n_bits, seed in product(experiment.bits, range(experiment.n_seeds)):
         if (n_bits, seed) in done:
             continue
-        tuned = min(TUNED, key=lambda length: abs(length - n_bits))
-        chosen = [one for one in chosen_settings(folder, "hyp2", tuned, n_bits=n_bits) if "loss." not in one]
+        chosen = [one for one in chosen_settings(folder, "hyp2", n_bits) if "loss." not in one]
         out = place / variant / f"{n_bits}-{seed}"
         of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
         result = fit(experiment.config(*chosen, *VARIANTS[variant], *of_run), out=out, resume=out.is_dir())

@@ -282,10 +282,10 @@ def test_layers_without_labels_are_scored_as_in_a_comparison():
 def test_what_a_search_chose_is_scaled_to_other_lengths(tmp_path):
     (tmp_path / "hashnet").mkdir()
     (tmp_path / "hashnet" / "chosen-12.json").write_text(json.dumps(["loss.a=1.0", 'loss.continuation="none"']))
-    assert comparison.chosen_settings(tmp_path, "hashnet", 12, n_bits=24) == ("loss.a=0.5", 'loss.continuation="none"')
+    assert comparison.chosen_settings(tmp_path, "hashnet", 24) == ("loss.a=0.5", 'loss.continuation="none"')
     (tmp_path / "orthohash").mkdir()
     (tmp_path / "orthohash" / "chosen-48.json").write_text(json.dumps(["loss.m=0.2"]))
-    assert comparison.chosen_settings(tmp_path, "orthohash", 48, n_bits=36) == ("loss.m=0.2",), "a margin of cosines"
+    assert comparison.chosen_settings(tmp_path, "orthohash", 36) == ("loss.m=0.2",), "a margin of cosines"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_scaled_settings_mean_the_same_at_other_lengths(name, setting, factor, t
     (tmp_path / name / "chosen-12.json").write_text(json.dumps([f"loss.{setting}=3"]))
     values = []
     for n_bits in (12, 24):
-        [chosen] = comparison.chosen_settings(tmp_path, name, 12, n_bits=n_bits)
+        [chosen] = comparison.chosen_settings(tmp_path, name, n_bits)
         loss = loss_class(name)(n_bits=n_bits, n_classes=3, **{setting: float(chosen.split("=")[1])})
         values.append(sum(loss(outputs.repeat(1, n_bits // 12), labels).values()).item())
     assert values[1] == pytest.approx(factor * values[0])
