@@ -16,13 +16,6 @@ def probe(
         Literal["features", "outputs"],
         typer.Option(help="Input of the classifier: the backbone's features, or the outputs whose signs are the code."),
     ] = "features",
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Seed of the validation part, on which the weight decay is chosen. Default: that of the training, "
-            "whose validation part the encoder has not learned from."
-        ),
-    ] = None,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="Also write the metrics to this JSON file.")] = None,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -39,7 +32,6 @@ def probe(
         load_checkpoint(checkpoint),
         build_splits(name, **options),
         layer=layer,
-        seed=seed,
         device=device,
         precision=precision,
         as_trained=data is None,

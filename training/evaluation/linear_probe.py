@@ -28,7 +28,6 @@ def probe_checkpoint(
     splits: Splits,
     *,
     layer: Layer = "features",
-    seed: int | None = None,
     device: str = "auto",
     precision: str = "auto",
     as_trained: bool = False,
@@ -37,15 +36,14 @@ def probe_checkpoint(
     """Fit a linear probe to the training split and score it on the query split.
 
     The weight decay with the best mAP on a validation part of the training split is used for a final fit to all of it.
-    By default, that is the part that the encoder was not trained on: features that it has memorised would need no
-    weight decay. A label is predicted if its probability is at least 0.5. Labels that were hidden from the checkpoint's
-    training are also hidden from the probe, but the weight decay and the metrics use all labels.
+    It is the part that the encoder was not trained on: features that it has memorised would need no weight decay. A
+    label is predicted if its probability is at least 0.5. Labels that were hidden from the checkpoint's training are
+    also hidden from the probe, but the weight decay and the metrics use all labels.
 
     Args:
         checkpoint: the frozen encoder.
         splits: the data set; the query split is only scored.
         layer: the input of the classifier: the backbone's features (D), or the outputs (K) whose signs are the code.
-        seed: of the validation part; None: that of the training.
         device, precision: see `Encoder`.
         as_trained: refuse other splits than those of the training; otherwise they are noted.
         progress: shows progress bars and notes.
@@ -81,16 +79,16 @@ def probe_checkpoint(
     train, labels = read(splits.train, "training split")
     query, query_labels = read(splits.query, "query split")
     trained = checkpoint.header.training.get("train", {})
-    share, own_seed = trained.get("val_fraction", 0.1), trained.get("seed", 0)
+    share, seed = trained.get("val_fraction", 0.1), trained.get("seed", 0)
     n_val = round(share * len(train))
     if not 0 < n_val < len(train):
         raise BadDataset(
             f"a share of {share} of {len(train)} training images leaves none to choose the weight decay on, or none to "
             "fit to: add images"
         )
-    fit_rows, val_rows = divided(len(train), n_val, seed=own_seed if seed is None else seed)
+    fit_rows, val_rows = divided(len(train), n_val, seed=seed)
     observed = drop_labels(
-        labels, share=trained.get("keep_labels", 1), single=trained.get("single_label", False), seed=own_seed
+        labels, share=trained.get("keep_labels", 1), single=trained.get("single_label", False), seed=seed
     )
     targets = torch.from_numpy(observed.astype(np.float32))
     best_decay, best_score, probe = DECAYS[0], -1.0, None
