@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -133,15 +134,20 @@ def evaluate(
     other += [labels or "", normalizer if normalizer != "retrieved" else ""]
     folder = out or checkpoints[0].parent / "-".join(["evaluation", checkpoints[0].stem, *filter(None, other)])
     folder.mkdir(parents=True, exist_ok=True)
-    evaluation = run(
-        checkpoints[0],
-        splits,
-        how,
-        others=checkpoints[1:],
-        lengths=lengths,
-        baseline=baseline == "itq",
-        n_points=points,
-    )
+    try:
+        evaluation = run(
+            checkpoints[0],
+            splits,
+            how,
+            others=checkpoints[1:],
+            lengths=lengths,
+            baseline=baseline == "itq",
+            n_points=points,
+        )
+    except BaseException:
+        with suppress(OSError):  # it has an earlier report
+            folder.rmdir()
+        raise
     page = evaluation.write(folder)[0]
     typer.echo(summary(evaluation.report))
     if calibrate is not None:
@@ -165,13 +171,20 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
     """Name and options of the data set that `--data` means."""
     from hashseek.training.config import DataSection, load_config
     from hashseek.training.data.datasets import DATASETS
+    from hashseek.training.data.datasets.folder import expand
 
     if data is None:
         section = load_header(checkpoint).training.get("data")
         if not section:
             raise BadConfig(f"{checkpoint} does not record its training data: choose a data set with --data")
         trained_on = DataSection(**section)
-        return trained_on.name, trained_on.options()
+        options = trained_on.options()
+        if trained_on.name == "folder" and not (root := Path(expand(options["root"]))).exists():
+            raise BadConfig(
+                f"{checkpoint} was trained on {root}, which does not exist: run the command in the folder where the "
+                "training was started, or pass the data set with --data"
+            )
+        return trained_on.name, options
     if data.endswith(".toml"):
         config = load_config(Path(data)).data
         return config.name, config.options()

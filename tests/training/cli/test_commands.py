@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hashseek.retrieval.checkpoint import load_header
@@ -82,6 +83,18 @@ def test_evaluate_refuses_missing_data_before_torch_is_loaded(checkpoint, tmp_pa
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("hashseek: ")
     assert str(tmp_path / data) in done.stderr
+
+
+def test_an_evaluation_that_fails_leaves_no_folder(checkpoint, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", X=rng.standard_normal((40, 9)), Y=np.eye(2)[np.arange(40) % 2], label_names=["a", "b"])
+    data = tmp_path / "vectors.toml"
+    data.write_text(
+        f'[data]\nname = "vectors"\npath = "{tmp_path}/a.npz"\n[model]\nbackbone = "mlp:9-16"\nn_bits = 8\n'
+    )
+    before = sorted(checkpoint.parent.iterdir())
+    assert run_command(capsys, "evaluate", checkpoint, "--data", data)[0] == 2  # it encodes images
+    assert sorted(checkpoint.parent.iterdir()) == before
 
 
 def test_a_run_folder_that_cannot_be_written(toml, tmp_path, capsys):
