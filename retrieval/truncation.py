@@ -26,9 +26,11 @@ def truncate(checkpoint: Checkpoint, n_bits: int) -> Checkpoint:
     """
     lengths = lengths_of(checkpoint)
     if n_bits not in lengths:
+        own = checkpoint.header.n_bits
+        setting = f"loss.nested = {{lengths = [{n_bits}, {own}]}}" if n_bits < own else f"model.n_bits = {n_bits}"
         raise BadCheckpoint(
-            f"the checkpoint was trained for codes of {', '.join(map(str, lengths))} bits, not of {n_bits}: choose one "
-            f"of them, or train with loss.nested = {{lengths = [{n_bits}, {checkpoint.header.n_bits}]}}"
+            f"the checkpoint was trained for codes of {', '.join(map(str, lengths))} bits, not of {n_bits}: "
+            f"{'choose one of these lengths, or ' if len(lengths) > 1 else ''}train with {setting}"
         )
     last = "head.2." if checkpoint.header.head.startswith("mlp") else "head."  # layers with one row per bit
     tensors = {

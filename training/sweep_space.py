@@ -94,8 +94,9 @@ def _distribution(key: str, value: Any) -> Distribution:
             raise ValueError("the ends of a range must be finite")
         return (IntDistribution if all(isinstance(number, int) for number in numbers) else FloatDistribution)(**value)
     except (TypeError, ValueError) as error:  # from Optuna too
+        reason = str(error).rstrip(".")
         raise BadConfig(
-            f"the range of {key!r} is {value!r}, but {error}; write a list of choices, or {{low = ..., high = ...}} "
+            f"the range of {key!r} is {value!r}, but {reason}; write a list of choices, or {{low = ..., high = ...}} "
             "with log = true or step = ... where needed"
         ) from None
 

@@ -10,7 +10,9 @@ from hashseek.retrieval.errors import BadCheckpoint
 
 def truncate(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint trained with loss.nested.")],
-    bits: Annotated[int, typer.Option(help="Length of the new codes; one of those the checkpoint was trained for.")],
+    bits: Annotated[
+        int, typer.Option(min=1, help="Length of the new codes; one of those the checkpoint was trained for.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="The new checkpoint. Default: NAME-BITS next to the old one.")
     ] = None,
