@@ -169,7 +169,7 @@ def network_for_refit(collection: Collection, options: FitOptions) -> FeatureNet
     if "fit" not in header.training:
         raise BadConfig(
             f"{collection.folder} was created with a trained checkpoint, and a refit without labels would be worse: "
-            "train again and run `hashseek index reencode`, or name a backbone"
+            "train again and run `hashseek index reencode`, or name a network (--backbone or --weights)"
         )
     own = FitOptions(options.n_bits, header.backbone, str(collection.checkpoint), options.preprocessing)
     return find_network(own)

@@ -481,8 +481,8 @@ def check_rank(collection: Store, options: SearchOptions, *, stored: bool = Fals
     """
     if options.rank == "float" and not collection.keeps_features:
         raise BadConfig(
-            f"{collection.place} keeps no features, which the ranking float needs: use asymmetric, or create a "
-            "collection with `hashseek index add --keep-features`"
+            f"{collection.place} keeps no features, which the ranking float needs: use "
+            f"{'hamming' if stored else 'asymmetric'}, or create a collection with `hashseek index add --keep-features`"
         )
     if options.rank == "asymmetric" and stored:
         raise BadConfig(

@@ -78,9 +78,11 @@ def read_array(path: Path) -> Vectors:
     """
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise BadDataset(f"there is no file {path}: correct the path") from None
     except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise BadDataset(f"{path} is not a valid array ({reason}): write it with numpy.save") from None
+        reason = getattr(error, "strerror", None) or "not a complete .npy file of numbers"
+        raise BadDataset(f"{path} cannot be read ({reason}): write it with numpy.save") from None
     if not isinstance(found, np.ndarray):
         found.close()
         raise BadDataset(f"{path} holds several arrays: save only the vectors, with numpy.save")
