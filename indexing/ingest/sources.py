@@ -29,6 +29,7 @@ KeyFrom = Literal["path", "name"]
 
 _CHUNK = 50_000  # names in a folder that are sorted together; all of them might not fit in memory
 _MAGIC = frozenset("*?[")
+_TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")  # compressed ones are refused when they are read
 _SIDECARS = (".json", ".cls", ".txt")  # metadata next to an image in a tar
 
 
@@ -143,7 +144,7 @@ def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
         yield from read_manifest(manifest, split=split)
     elif path.is_dir():
         yield from (ImageSource(found) if isinstance(found, Path) else found for found in walk(path))
-    elif path.suffix.lower() == ".tar":
+    elif path.name.lower().endswith(_TARS):
         yield from _shard(path)
     else:
         yield ImageSource(path)

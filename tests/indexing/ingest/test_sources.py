@@ -323,6 +323,8 @@ def test_a_damaged_tar_gives_its_whole_members_and_a_problem(tmp_path):
     for damaged in (content[:2048] + b"garbage" * 400, gzip.compress(content), b""):
         shard.write_bytes(damaged)
         assert [problem.partition(":")[0] for problem in drawn(shard)[1]] == [str(shard)]
+    (tmp_path / "b.tar.gz").write_bytes(gzip.compress(content))
+    assert "decompress it" in drawn(tmp_path / "b.tar.gz")[1][0]
 
 
 def test_a_path_without_images_is_named(tree):
