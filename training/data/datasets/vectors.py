@@ -58,7 +58,7 @@ def cal500(*, root: str = HOME) -> Splits:
 
 
 def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
-    """Any npz file with that layout.
+    """Your own npz file: X (n, D), Y (n, C) of 0 and 1, label_names, and optionally split.
 
     Args:
         path: the file; `$NAME` is taken from the environment.
