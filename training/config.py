@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # it loads torch, and a mistake in a configuration is reporte
 _MOMENTUM = 0.9
 # Settings without effect on vectors, and further ones without effect if features are computed only once.
 _OF_PIXELS = ("train.flip", "train.min_crop", "train.rand_augment", "train.rand_augment_magnitude", "train.jitter")
-_OF_PREPROCESSING = tuple(f"model.{name}" for name in ("size", "mean", "std", "crop_fraction", "interpolation"))
 _OF_TRAINED_BACKBONES = ("train.views", *_OF_PIXELS, "optimizer.backbone_lr")
 
 
@@ -352,9 +351,8 @@ class Config(_Section):
             why = "with model.freeze_backbone features are computed once, without augmentation: use only one of them"
             self._refuse_changed(_OF_TRAINED_BACKBONES, why)
         if is_vector_backbone(self.model.backbone):
-            why = f"the backbone {self.model.backbone} takes vectors, not images: leave it out"
-            self._refuse_changed(_OF_PREPROCESSING, why)
-            self._refuse_changed(_OF_PIXELS, f"{why}, or set train.noise")
+            why = f"the backbone {self.model.backbone} takes vectors, not images: leave it out, or set train.noise"
+            self._refuse_changed(_OF_PIXELS, why)
         if self.optimizer.name == "adamw" and self.optimizer.momentum != _MOMENTUM:
             raise ValueError(
                 f"optimizer.momentum is {self.optimizer.momentum}, but AdamW has no momentum: leave it out, or set "

@@ -135,7 +135,7 @@ def test_few_pictures_get_a_random_rotation_and_the_fit_does_not_depend_on_chanc
     codes = np.stack([image.code for *_, image in first.encoded.values()])
     assert len(np.unique(codes, axis=0)) == 12
     assert codes.tobytes() == np.stack([image.code for *_, image in again.encoded.values()]).tobytes()
-    assert fit(tmp_path / "c", weights, pictures, n_bits=6).fitting.fallback == ""
+    assert fit(tmp_path / "c", weights, pictures, n_bits=6).fallback == ""
 
 
 @pytest.mark.parametrize(
