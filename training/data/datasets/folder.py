@@ -70,8 +70,8 @@ def folder(
 
     Raises:
         BadDataset: no images or labels, bad lines under "stop", an empty split, or a label that never occurs.
-        BadConfig: fractions that leave a split empty, options of a random split where there are splits, or columns
-            where there is no label file.
+        BadConfig: fractions that leave a split empty, options of a random split where there are splits, a
+            `split_column` that does not exist, or columns where there is no label file.
     """
     place = Path(expand(root))
     source = find_label_file(place)
@@ -99,6 +99,11 @@ def folder(
     names = list(labels) if labels is not None else sorted({label for item in items for label in item.labels})
     check_label_names(names, source=str(found.source))
     if all(item.split is None for item in items):
+        if split_column != "split":
+            raise BadConfig(
+                f"{found.source} has no split in a column {split_column!r}: correct split_column, or leave it out to "
+                "draw a random split"
+            )
         items = tuple(_split(items, query_fraction=query_fraction, train_fraction=train_fraction, seed=split_seed))
     elif any(item.split is None for item in items):
         unsplit = next(item for item in items if item.split is None)

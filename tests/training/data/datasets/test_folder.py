@@ -35,6 +35,8 @@ def test_without_a_split_column_the_split_is_seeded_disjoint_and_complete(root):
     assert set().union(*parts.values()) == {f"{n:02}.png" for n in range(20)}
     assert files(build_splits("folder", root=str(root), split_seed=3)) == parts
     assert files(build_splits("folder", root=str(root), split_seed=4)) != parts
+    with pytest.raises(BadConfig):  # a misspelt column must not lead to a random split
+        build_splits("folder", root=str(root), split_column="spilt")
     lines = (root / "labels.csv").read_text().splitlines()
     write(root, lines[:0:-1])
     assert files(build_splits("folder", root=str(root), split_seed=3)) == parts, "the order of the list does not matter"
