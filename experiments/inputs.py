@@ -35,7 +35,6 @@ class Data:
 # Of the same sizes as the first split. It was drawn once, with a seed that was not chosen by any result.
 _SECOND = (
     'data.ignore_columns=["split", "deephash_split"]',
-    "data.split_column=none",
     "data.query_fraction=0.0403",
     "data.train_fraction=0.163",
     "data.split_seed=1",
@@ -49,7 +48,6 @@ _SQUEEZENET = (
 _COCO = (
     "data.root=$HASHSEEK_DATA/coco256",
     'data.ignore_columns=["split"]',
-    "data.split_column=none",
     'data.on_error="skip"',  # two images have no label
 )
 
