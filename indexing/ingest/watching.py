@@ -6,6 +6,7 @@ files are not read. A file's path is its key: new content under it updates the r
 """
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -40,13 +41,15 @@ class Watch:
         self._ignored, self._labels = f"{stored_path(ignore)}/", tuple(dict.fromkeys(labels))
         self._unusable: dict[str, Stamp] = {}  # files that failed; tried again when they change
         self._unreadable: set[str] = set()  # folders
-        self._started = 0.0  # when the last round began
+        self._pending: deque[tuple[Path, Stamp] | None] = deque()  # sources that no report has covered yet
+        self._n_reported = 0
         self._missing: set[int] = set()
         self._next_check = 0.0
 
     def changes(self) -> Iterator[Found]:
         """New and changed files that have stopped changing, for `ingest`. Pass each of its reports to `settle`."""
-        self._started = time.time()
+        self._pending.clear()
+        self._n_reported = 0
         unusable, self._unusable = self._unusable, {}
         unreadable = set[str]()
         found = (one for folder in self._folders for one in walk(folder))
@@ -55,18 +58,18 @@ class Watch:
                 if isinstance(problem, Problem):
                     unreadable.add(problem.where)
                     if problem.where not in self._unreadable:  # report it once
+                        self._pending.append(None)
                         yield problem
             yield from self._changed([path for path in chunk if isinstance(path, Path)], unusable)
         self._unreadable = unreadable
 
     def settle(self, report: IngestReport) -> None:
-        """Remember which files of `changes` could not be used, according to the running report of `ingest`.
-
-        One that has changed since the round began is tried again: its new content may not have been read.
-        """
-        for path in (Path(problem.uri) for problem in report.problems if problem.skipped and problem.uri):
-            if (stamp := stamp_of(path)) is not None and _is_unchanged(path, since=self._started):
-                self._unusable[stored_path(path)] = stamp
+        """Remember which files of `changes` could not be used, according to the running report of `ingest`."""
+        bad = {problem.uri for problem in report.problems if problem.skipped}
+        for pending in [self._pending.popleft() for _ in range(report.done - self._n_reported)]:
+            if pending is not None and str(pending[0]) in bad:
+                self._unusable[stored_path(pending[0])] = pending[1]
+        self._n_reported = report.done
 
     def deleted(self) -> list[int]:
         """Ids of images whose files in these folders were missing in two checks in a row.
@@ -91,7 +94,7 @@ class Watch:
         """Sources of those files whose records are missing or outdated."""
         names = {path: name for path in paths if not (name := stored_path(path)).startswith(self._ignored)}
         stored = self._catalog.records_by_path([name for name in names.values() if is_utf8(name)])
-        ready: list[Path] = []
+        ready: dict[Path, Stamp] = {}
         for path, name in names.items():
             stamp, record = stamp_of(path), stored.get(name)
             is_current = record is not None and (record.bytes, record.mtime_ns) == stamp and record.has_code
@@ -99,19 +102,20 @@ class Watch:
                 continue
             if stamp == unusable.get(name):
                 self._unusable[name] = stamp
-            elif _is_unchanged(path, since=time.time() - _SETTLED):
-                ready.append(path)
+            elif _is_settled(path):
+                ready[path] = stamp
         # Records without a key get one first, in place, so that they keep their ids, labels and attributes.
         known = {path: record for path in ready if (record := stored.get(names[path])) is not None}
         self._catalog.give_keys({record.id: names[path] for path, record in known.items() if record.key is None})
-        for path in ready:
+        for path, stamp in ready.items():
+            self._pending.append((path, stamp))
             key = known[path].key if path in known else None
             yield ImageSource(path, () if path in known else self._labels, key=key or names[path])
 
 
-def _is_unchanged(path: Path, *, since: float) -> bool:
+def _is_settled(path: Path) -> bool:
     try:
-        return path.stat().st_ctime < since
+        return time.time() - path.stat().st_ctime > _SETTLED
     except OSError:
         return False
 

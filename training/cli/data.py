@@ -46,9 +46,11 @@ def inspect(
         chosen = {"on_error": "skip", **chosen}  # report problems instead of refusing them
     splits = build_splits(name, **chosen)
 
-    from hashseek.training.data.inspection import as_text, inspect_splits, with_broken_images  # loads torch
+    from hashseek.training.data.inspection import as_text, inspect_splits
 
-    if files:
+    if files and splits.train.vectors is None:
+        from hashseek.training.data.training_images import with_broken_images  # loads torch
+
         splits = with_broken_images(splits, source=str(chosen.get("root", name)))
     progress = Progress()
     n_images = len(splits.train) + len(splits.query) + len(splits.database)

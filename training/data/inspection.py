@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +10,8 @@ from numpy.typing import NDArray
 
 from hashseek.training.data.file_digests import equal_files
 from hashseek.training.data.splits import NAMES, Split, Splits, never_in_training
-from hashseek.training.data.training_images import without_broken
 
 _SHOWN = 10
-
-
-def with_broken_images(splits: Splits, *, source: str) -> Splits:
-    """The splits, with images that cannot be decoded among their problems.
-
-    Raises:
-        BadDataset: there are any and on_error is "stop", or a split has no other image.
-    """
-    parts = [part for split in NAMES if len(part := getattr(splits, split))]
-    broken = [problem for part in parts for problem in without_broken(part, on_error=splits.on_error, source=source)[1]]
-    return replace(
-        splits, problems=(*splits.problems, *dict.fromkeys(broken))
-    )  # training images may be in the database
 
 
 def inspect_splits(

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -24,7 +25,7 @@ from hashseek.training.config import TrainSection
 from hashseek.training.data.augmentation import augment, generators
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_cache import check_disk, write_images
-from hashseek.training.data.splits import Split
+from hashseek.training.data.splits import NAMES, Split, Splits
 
 Cache = Literal["auto", "memory", "memmap", "none"]
 
@@ -197,6 +198,18 @@ def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Spl
     if not kept:
         raise BadDataset(f"none of the {len(split)} images of {source} can be decoded; the first: {problems[0]}")
     return split.take(kept), problems
+
+
+def with_broken_images(splits: Splits, *, source: str) -> Splits:
+    """The splits, with images that cannot be decoded among their problems.
+
+    Raises:
+        BadDataset: there are any and on_error is "stop", or a split has no other image.
+    """
+    parts = [part for name in NAMES if len(part := getattr(splits, name))]
+    broken = [problem for part in parts for problem in without_broken(part, on_error=splits.on_error, source=source)[1]]
+    different = dict.fromkeys(broken)  # training images may be in the database too
+    return replace(splits, problems=(*splits.problems, *different))
 
 
 # Decoding to a small size is fast and still reads the whole file, so that it finds truncated ones.

@@ -101,8 +101,7 @@ def folder(
     if all(item.split is None for item in items):
         if split_column != "split":
             raise BadConfig(
-                f"{found.source} has no split in a column {split_column!r}: correct split_column, or leave it out to "
-                "draw a random split"
+                f"{found.source} has no split in a column {split_column!r}: correct split_column, or leave it out"
             )
         items = tuple(_split(items, query_fraction=query_fraction, train_fraction=train_fraction, seed=split_seed))
     elif any(item.split is None for item in items):
