@@ -52,6 +52,7 @@ from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_for_adding
+from hashseek.indexing.printing import counted
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
 from hashseek.indexing.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.indexing.searcher import Searcher
@@ -207,7 +208,7 @@ def add(
             report = run.add_all(trust_mtime=trust_mtime)
         opened.save_index()
         seconds = f"; {time.monotonic() - started:.1f} s" if first is not None else ""
-        typer.echo(f"{_outcome(report)}; {opened.place} holds {len(opened)} images{seconds}")
+        typer.echo(f"{_outcome(report)}; {opened.place} holds {counted(len(opened), 'image')}{seconds}")
         if stop.code:
             typer.echo("stopped: run the same command again to continue; nothing is stored twice", err=True)
             raise typer.Exit(stop.code)
@@ -331,7 +332,7 @@ class _Run:
                 progress=lambda done, more: show(done, self.n_total, more),
             )
         if files:
-            typer.echo(f"{folder}: {len(files)} shards")
+            typer.echo(f"{folder}: {counted(len(files), 'shard')}")
         with closing(add_exports((file for file in files if not self.stop.is_set()), self.collection)) as reports:
             return self.output.follow(reports, self.n_total)
 
@@ -350,9 +351,8 @@ class _Run:
             if prune and not self.stop.is_set() and (deleted := watch.deleted()):
                 collection.remove(deleted, missing_ok=True)
             if report.done or deleted:
-                typer.echo(
-                    f"{_outcome(report)}, removed {len(deleted)}; {collection.folder} holds {len(collection)} images"
-                )
+                report.removed = len(deleted)
+                typer.echo(f"{_outcome(report)}; {collection.folder} holds {counted(len(collection), 'image')}")
             if not total.done and report.done:  # for a new collection, other processes would build it each time
                 collection.save_index()
             elif collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
@@ -420,7 +420,7 @@ def _dry_run(
         n_images = len(target)
         report = output.follow(reports, n_total)
     outcome = _outcome(report, prefix="would be ")
-    typer.echo(f"dry run: {outcome}; nothing was written; {folder} holds {n_images} images")
+    typer.echo(f"dry run: {outcome}; nothing was written; {folder} holds {counted(n_images, 'image')}")
     return report
 
 
@@ -433,7 +433,8 @@ def _exit_with_code(report: IngestReport, *, strict: bool) -> None:
 
 def _outcome(report: IngestReport, prefix: str = "") -> str:
     updated = f"{prefix}updated {report.updated}, " if report.updated else ""
-    return f"{prefix}added {report.added}, {updated}already stored {report.known}, skipped {report.skipped}"
+    removed = f", removed {report.removed}" if report.removed else ""
+    return f"{prefix}added {report.added}, {updated}already stored {report.known}, skipped {report.skipped}{removed}"
 
 
 @contextmanager

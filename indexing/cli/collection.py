@@ -34,7 +34,7 @@ from hashseek.indexing.cli.options import (
 from hashseek.indexing.cli.vectors import read_queries
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.opening import Store, open_store
-from hashseek.indexing.printing import printable
+from hashseek.indexing.printing import counted, printable
 from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions, check_rank
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig
@@ -90,7 +90,7 @@ def remove(
                 )
         opened.remove(named, missing_ok=among is not None)  # another process may just have removed one
         opened.save_index()
-        typer.echo(f"removed {len(named)}; {opened.place} holds {len(opened)} images")
+        typer.echo(f"removed {len(named)}; {opened.place} holds {counted(len(opened), 'image')}")
 
 
 @app.command()

@@ -28,7 +28,7 @@ from hashseek.indexing.maintenance.backup import Contents, restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
-from hashseek.indexing.printing import printable
+from hashseek.indexing.printing import counted, printable
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.devices import EncoderOptions
 
@@ -52,7 +52,7 @@ def snapshot_command(
     """Write a collection to one file: catalog, checkpoints and kept files. The collection may be in use."""
     with closing(Collection(collection)) as opened:
         contents = snapshot(opened, file)
-    typer.echo(f"{file}: {contents.n_images} images")
+    typer.echo(f"{file}: {counted(contents.n_images, 'image')}")
     _warn_of_losses(contents, "is missing or damaged and is not in the snapshot")
 
 
@@ -63,7 +63,7 @@ def restore_command(
 ) -> None:
     """Create a collection from a snapshot, in a new folder. Every byte is checked first."""
     contents = restore(file, collection)
-    typer.echo(f"{collection} holds {contents.n_images} images, as of {contents.created_at}")
+    typer.echo(f"{collection} holds {counted(contents.n_images, 'image')}, as of {contents.created_at}")
     _warn_of_losses(contents, "was missing or damaged when the snapshot was taken")
 
 
@@ -81,8 +81,8 @@ def optimize_command(collection: CollectionArgument) -> None:
         done = optimize(opened)
         n_images = len(opened)
     typer.echo(
-        f"{n_images} images; merged {done.n_merged} new and dropped {done.n_removed} removed rows of the index, "
-        f"deleted {done.n_deleted} files"
+        f"{counted(n_images, 'image')}; merged {done.n_merged} new and dropped {done.n_removed} removed rows of the "
+        f"index, deleted {counted(done.n_deleted, 'file')}"
     )
 
 
@@ -93,7 +93,7 @@ def export_command(
     """Write all records and codes, without the image files, to a Parquet file."""
     with closing(Collection(collection, read_only=True)) as opened:
         n_images, n_without_code = export(opened, file)
-    typer.echo(f"{file}: {n_images} images")
+    typer.echo(f"{file}: {counted(n_images, 'image')}")
     if n_without_code:
         typer.echo(
             f"{n_without_code} of them have no code, so that the file cannot be imported: run "
@@ -231,10 +231,10 @@ def verify(
             for problem in wrong:
                 typer.echo(printable(problem))
             typer.echo(
-                f"{len(differ)} images encoded again by {encoder.engine}: {sum(differ)} of "
+                f"{counted(len(differ), 'image')} encoded again by {encoder.engine}: {sum(differ)} of "
                 f"{len(differ) * opened.n_bits} bits differ, in one image at most {max(differ, default=0)}"
             )
-    typer.echo(f"{n_images} images, {len(problems)} problems")
+    typer.echo(f"{counted(n_images, 'image')}, {counted(len(problems), 'problem')}")
     if problems:
         raise typer.Exit(1)
 
@@ -247,7 +247,7 @@ def _repair(collection: Path, checkpoint: Path | None, options: EncoderOptions, 
     for line in report.done:
         typer.echo(printable(line))
     _print_some(report.left)
-    typer.echo(f"{len(report.done)} repairs, {len(report.left)} problems left")
+    typer.echo(f"{counted(len(report.done), 'repair')}, {counted(len(report.left), 'problem')} left")
     if report.left:
         raise typer.Exit(1)
 

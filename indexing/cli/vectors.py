@@ -12,6 +12,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.output import Output, print_next
 from hashseek.indexing.collection import CATALOG, check_place
 from hashseek.indexing.opening import open_for_adding
+from hashseek.indexing.printing import counted
 from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.vectors import check, fitted_checkpoint, read_array, read_entries, read_parquet, store
 from hashseek.retrieval.checkpoint import load_header
@@ -62,7 +63,7 @@ def add_vectors(
         opened.save_index()
         typer.echo(
             f"added {report.added}, updated {report.updated}, already stored {report.known}; {opened.place} holds "
-            f"{len(opened)} vectors; {time.monotonic() - started:.1f} s"
+            f"{counted(len(opened), 'vector')}; {time.monotonic() - started:.1f} s"
         )
         if own is None:
             print_next(opened.place, f"--of-key {shlex.quote(entries[0].id)}")

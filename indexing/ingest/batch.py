@@ -32,12 +32,13 @@ _PATIENCE = 10.0  # seconds after which a batch is stored even if it is not full
 
 @dataclass
 class IngestReport:
-    """How many images were added, updated, already known or skipped so far, and the problems of the last batch."""
+    """How many images were added, updated, already known, skipped or removed so far; the problems of the last batch."""
 
     added: int = 0
     updated: int = 0
     known: int = 0
     skipped: int = 0
+    removed: int = 0
     problems: list[Problem] = field(default_factory=list)
 
     @classmethod
@@ -58,6 +59,7 @@ class IngestReport:
             self.updated + later.updated,
             self.known + later.known,
             self.skipped + later.skipped,
+            self.removed + later.removed,
             later.problems,
         )
 

@@ -236,6 +236,8 @@ def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> It
                 for row in _converted(batch, pa).to_pylist():
                     number += 1
                     yield number, {name: _plain(value) for name, value in row.items()}
+    except FileNotFoundError:
+        raise BadDataset(f"there is no file {path}: correct the path") from None
     except (pa.ArrowException, OSError) as error:
         raise BadDataset(f"{path} is not a valid Parquet file ({error}): write or download it again") from None
     except (ValueError, OverflowError) as error:  # such as the year 10,000

@@ -117,7 +117,7 @@ def test_removing_takes_all_or_none_and_verifying_lists_damage(hashseek, own_col
     code, out, err = hashseek("index", "verify", own_collection)
     assert code == 1
     assert codes.name in out.splitlines()[0]
-    assert out.endswith("10 images, 1 problems\n")
+    assert out.endswith("10 images, 1 problem\n")
     assert err.startswith("hashseek: ")
     assert hashseek("index", "remove", own_collection, 1)[0] == 0
     assert hashseek("index", "verify", own_collection)[0] == 0

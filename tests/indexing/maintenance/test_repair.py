@@ -85,7 +85,7 @@ def test_a_lost_checkpoint_is_copied_from_the_one_that_is_given(own_collection, 
     (own_collection / "checkpoint.safetensors").write_bytes(b"torn")
     command = ("index", "verify", own_collection, "--repair")
     code, out, err = hashseek(*command)
-    assert (code, err.count("\n"), out) == (1, 1, "0 repairs, 1 problems left\n")
+    assert (code, err.count("\n"), out) == (1, 1, "0 repairs, 1 problem left\n")
     code, out, err = hashseek(*command, "--checkpoint", other_checkpoint)
     assert (code, out) == (2, "")
     assert load_header(other_checkpoint).fingerprint[:12] in err

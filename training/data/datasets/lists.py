@@ -61,12 +61,13 @@ def lists(
         tables[split], wrong = read_list(folder / names[split], strip_prefix=strip_prefix, on_error=on_error)
         problems += wrong
     width = {split: tables[split].labels.shape[1] for split in NAMES}
-    wanted = None if label_names is None else len(label_names)
-    if len(set(width.values())) > 1 or wanted not in (None, width["train"]):
+    if len(set(width.values())) > 1:
         found = ", ".join(f"{names[split]} {width[split]}" for split in NAMES)
-        expected = "the same number in each" if wanted is None else str(wanted)
+        raise BadDataset(f"the lists in {folder} have different numbers of labels ({found}): use lists of one data set")
+    if label_names is not None and len(label_names) != width["train"]:
         raise BadDataset(
-            f"the lists in {folder} have {found} labels, but must have {expected}: use lists of one data set"
+            f"there are {len(label_names)} label_names, but the lists in {folder} have {width['train']} labels: name "
+            "each of them"
         )
     table, rows = _united(tables, folder)
     if label_names is not None:
