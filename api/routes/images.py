@@ -1,13 +1,15 @@
 """Stored images: list them, get records and files, add, change, delete."""
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Depends, Request, Response, UploadFile, status
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 
@@ -58,7 +60,6 @@ _SIGNATURES = re.compile(
 
 _FILE: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file.", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}},
-    206: {"description": "The range that the client asked for."},
     304: {"description": "Not modified: the client already has the file."},
 }
 
@@ -160,9 +161,13 @@ def get_file(
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     try:
         if size is None and Path(uri).is_file():
-            with Path(uri).open("rb") as opened:
-                _check_signature(image_id, opened.read(16))
-            return FileResponse(uri, media_type=stored.media_type, headers=headers)
+            # Opened once: a change of the image may delete the file before it has been sent.
+            opened = Path(uri).open("rb")  # noqa: SIM115
+            chunks = _chunks(opened)
+            first = next(chunks, b"")
+            _check_signature(image_id, first)
+            headers["Content-Length"] = str(os.fstat(opened.fileno()).st_size)
+            return StreamingResponse(chain([first], chunks), media_type=stored.media_type, headers=headers)
         data = open_uri(uri)  # a file, a member of a tar, or a URL
     except (BadImage, OSError) as error:
         reason = str(error).replace(uri, shown)
@@ -172,6 +177,12 @@ def get_file(
         return Response(data, media_type=stored.media_type, headers=headers)
     thumbnail = collections.decoders.thumbnail(data, size, name=shown)
     return Response(thumbnail, media_type="image/jpeg", headers=headers)
+
+
+def _chunks(opened: BinaryIO) -> Iterator[bytes]:
+    with opened:
+        while data := opened.read(2**16):
+            yield data
 
 
 def _check_signature(image_id: int, data: bytes) -> None:

@@ -468,6 +468,22 @@ def test_a_client_that_has_the_picture_is_not_sent_it_again(reader, query):
     assert "no-cache" in first.headers["Cache-Control"]  # another picture may take the same id
 
 
+def test_a_picture_arrives_whole_if_its_file_is_deleted_while_it_is_sent(client, own_collection):
+    record = add(client, png(541)).json()
+    [kept] = kept_files(own_collection)
+
+    async def deleting(scope, receive, send):
+        async def delete_and_send(message):
+            kept.unlink(missing_ok=True)
+            await send(message)
+
+        await client.app(scope, receive, delete_and_send)
+
+    response = type(client)(deleting, base_url=client.base_url).get(f"/v1/images/{record['id']}/file")
+    assert (response.status_code, response.content) == (200, png(541))
+    assert int(response.headers["Content-Length"]) == record["bytes"]
+
+
 @pytest.mark.parametrize(
     "path", ["/", "/healthz/live", "/v1/stats", "/v1/images/1", "/v1/images/1/file", "/v1/images/99"]
 )
