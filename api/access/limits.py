@@ -172,7 +172,8 @@ class RequestLimits:
         is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
         limit = self.max_bytes if is_form else min(self.max_bytes, _MAX_JSON)
         if int(length) > limit:
-            detail = f"the {'upload' if is_form else 'JSON body'} has {int(length):,} bytes; the limit is {limit:,}"
+            also = "" if is_form else f", or {self.max_bytes:,} for an upload as multipart/form-data"
+            detail = f"the request body has {int(length):,} bytes; the limit is {limit:,}{also}"
             return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, kind="urn:hashseek:TooLarge")
         return None
 

@@ -128,7 +128,7 @@ def parse_time(text: str) -> str:
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError):
         raise BadConfig(
-            f"{text[:40]!r} is not a date or time: write it like 2026-01-31 or 2026-01-31T15:00:00+01:00"
+            f"{text[:40]!r} is not a date or time: write it like 2026-01-31 or 2026-01-31T14:00:00Z"
         ) from None
     return time.isoformat(timespec="seconds").replace("+00:00", "Z")
 

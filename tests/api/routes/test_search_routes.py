@@ -452,7 +452,12 @@ def test_uploads_that_are_too_large_or_of_unknown_length_are_refused_unread(read
 
 def test_json_that_is_too_large_is_refused_unread(indexed):
     with serving(indexed, read_only=True) as client:  # an upload of this size would be read
-        assert_problem(client.post("/v1/search", json={"vector": [0] * 2**21}), 413, "TooLarge", f"{2**22:,}")
+        for content in (
+            {"json": {"vector": [0] * 2**21}},
+            {"content": b"\xff\xd8\xff" + bytes(2**22)},
+        ):  # or a bare picture
+            limits = f"{2**22:,}", f"{2**25:,}"
+            assert_problem(client.post("/v1/search", **content), 413, "TooLarge", *limits)
 
 
 def test_a_body_that_is_not_json_says_where(reader):
