@@ -31,6 +31,7 @@ import numpy as np
 import optuna
 import tomli_w
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.pool import NullPool
 
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.files import write_atomically
@@ -141,9 +142,11 @@ def open_study(storage: Path, name: str, pruner: optuna.pruners.BasePruner) -> o
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
 
+    # Without a pool, each connection is closed after use; optuna never closes those of a pool.
+    engine = {"creator": connect, "poolclass": NullPool}
     return optuna.create_study(
         study_name=name,
-        storage=optuna.storages.RDBStorage(f"sqlite:///{storage}", engine_kwargs={"creator": connect}),
+        storage=optuna.storages.RDBStorage(f"sqlite:///{storage}", engine_kwargs=engine),
         direction="maximize",
         pruner=pruner,
         load_if_exists=True,

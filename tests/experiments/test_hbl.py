@@ -13,7 +13,7 @@ from experiments import hbl
 from experiments.hbl_report import FIGURES, as_markdown
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.datasets import vectors
-from hashseek.training.sweep import locked
+from hashseek.training.sweep import locked, open_study
 
 
 def write_set(folder, name, *, seed=0, test_seed=0):
@@ -63,7 +63,7 @@ def rows_of(out, data):
 
 
 def trials_of(out, data, method):
-    study = optuna.load_study(study_name=method, storage=f"sqlite:///{out / data / 'trials.sqlite3'}")
+    study = open_study(out / data / "trials.sqlite3", method, optuna.pruners.NopPruner())
     return [
         (trial.params, trial.value, trial.intermediate_values)
         for trial in study.trials
