@@ -146,7 +146,8 @@ class Catalog:
             if active is None or active.id != self.space.id:
                 raise SpaceRetired(
                     f"the collection {self.folder} was switched to another checkpoint after it was opened, and "
-                    f"no longer accepts codes of checkpoint {self.fingerprint[:12]}: nothing was stored, try again"
+                    f"no longer accepts codes of checkpoint {self.fingerprint[:12]}: this change was not stored, try "
+                    "again"
                 )
             storing = Storing(db, self.space.id, generation, now(), self.keeps_features, self.folder)
             outcome = [storing.store(image, text) for image, text in zip(images, texts, strict=True)]

@@ -26,14 +26,16 @@ class CatalogLocked(BadCollection):
 
 
 class DiskFull(BadCollection):
-    """There is no room on the disk; nothing was stored."""
+    """There is no room on the disk; the change was not stored."""
 
 
 class CatalogReplaced(BadCollection):
     """The catalog file was moved, deleted or replaced since it was opened."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} has been moved or replaced since it was opened: nothing was stored, try again")
+        super().__init__(
+            f"{path} has been moved or replaced since it was opened: this change was not stored, try again"
+        )
 
 
 class CatalogDamaged(BadCollection):
@@ -276,7 +278,7 @@ def as_hashseek_error(path: Path) -> Iterator[None]:
         if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise _locked(path) from None
         if primary == sqlite3.SQLITE_FULL:
-            raise DiskFull(f"{answer}, and nothing was stored: free some space and try again") from None
+            raise DiskFull(f"{answer}; this change was not stored: free some space and try again") from None
         not_text = primary is None and not isinstance(error, sqlite3.ProgrammingError)
         if not_text or primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
             raise CatalogDamaged(path, str(error)) from None

@@ -179,12 +179,12 @@ class CollectionIndex:
         """Write a merged view. The caller holds the lock of the folder, so that there is one writer at a time."""
         if not self._catalog.is_current():  # the index on disk is for the code space that is opened next
             return
-        remedy = "only the index could not be written: free some space, and run the command again"
+        remedy = "only the index could not be written: check free space and permissions, and run the command again"
         try:
             self._saved = self._files.write(view)
         except OSError as error:
             raise OSError(error.errno, f"{error.strerror or error}; {remedy}", str(self._files.place)) from None
-        except DiskFull:  # its message says that nothing was stored
+        except DiskFull:  # its message says that the change was not stored
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}; {remedy}", str(self._files.place)) from None
         except CatalogLocked as error:
             raise CatalogLocked(f"only the index could not be written: {error}") from None

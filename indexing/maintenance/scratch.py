@@ -39,6 +39,10 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
         ) from None
     try:
         yield folder
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename is None:
+            error.filename = str(parent)  # a failed write does not name its file
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,5 +1,6 @@
 """A snapshot is the whole collection as of one moment; restored, it is that or nothing. Optimizing loses nothing."""
 
+import errno
 import io
 import json
 import os
@@ -19,6 +20,7 @@ import torch
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.backup import restore, snapshot
 from hashseek.indexing.maintenance.optimize import MIN_AGE_SECONDS, optimize
+from hashseek.indexing.maintenance.scratch import scratch_directory
 from hashseek.retrieval.checkpoint import check_intact, save_checkpoint
 from hashseek.retrieval.errors import BadCollection, BadConfig, HashseekError
 from hashseek.retrieval.models.hash_model import HashModel
@@ -144,6 +146,13 @@ def test_every_flipped_bit_and_every_cut_is_noticed_or_harmless(tmp_path):
             shutil.rmtree(folder)
     assert n_refused > 60
     small.close()
+
+
+def test_a_full_disk_is_reported_with_its_folder(tmp_path):
+    with pytest.raises(OSError) as caught, scratch_directory(tmp_path):  # noqa: PT011 - checked below
+        Path("/dev/full").write_bytes(b"x")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_invalid_snapshots_and_folders_are_refused(collection, tmp_path, monkeypatch):
