@@ -26,7 +26,7 @@ COMMANDS = {
     "probe": ("hashseek.training.cli.probe:probe", "Score a frozen checkpoint with a linear probe."),
     "truncate": ("hashseek.training.cli.truncate:truncate", "Cut a nested checkpoint to shorter codes."),
     "sweep": ("hashseek.training.cli.sweep:sweep", "Search for hyperparameters on the validation split."),
-    "data": ("hashseek.training.cli.data:data", "List, inspect or check data sets."),
+    "data": ("hashseek.training.cli.data:data", "List or inspect data sets."),
     "losses": ("hashseek.training.cli.losses:losses", "List the losses, or describe one."),
     "index": (
         "hashseek.indexing.cli.collection:app",
