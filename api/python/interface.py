@@ -444,6 +444,7 @@ def evaluate(
             ns=parse_ns([str(n) for n in ns]),
             device=device,
             precision=precision,
+            data_set=name,
             as_trained=data is None,
         ),
         n_points=1000 if out is not None else 0,

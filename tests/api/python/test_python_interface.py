@@ -11,6 +11,7 @@ from PIL import ExifTags, Image
 
 import hashseek
 from hashseek.retrieval.errors import BadCollection, BadConfig, BadImage, UnknownImage
+from hashseek.training.data.datasets import SOURCES
 from support.paths import ROOT
 from support.pictures import draw
 
@@ -91,6 +92,12 @@ def test_the_values_of_n_are_numbers_or_all(working_folder, capsys):
     for wrong in ([], [0], [2.5], ["many"]):
         with pytest.raises(BadConfig):
             evaluate(wrong)
+
+
+def test_a_report_has_the_reference_of_its_data_set(working_folder, monkeypatch):
+    monkeypatch.setitem(SOURCES, "folder", "Us, Our Pictures, Home 2026")
+    found = hashseek.evaluate("model.safetensors", data="my-pictures", ns=[5], device="cpu")
+    assert found.sources["folder"] == SOURCES["folder"]
 
 
 def test_an_opened_image_is_encoded_as_its_file_is(tmp_path, checkpoint):
