@@ -93,8 +93,6 @@ def evaluate(
             f"training of {checkpoints[0]}, so it is evaluated on a part: set --labels all"
         )
     ns = parse_ns(n) if n else None
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # fail before the work if this is not possible
 
     from hashseek.training.data.datasets import build_splits
 
@@ -133,7 +131,7 @@ def evaluate(
     other = [f"{Path(data).resolve().stem}-{splits.fingerprint[:8]}" if data else ""]
     other += [labels or "", normalizer if normalizer != "retrieved" else ""]
     folder = out or checkpoints[0].parent / "-".join(["evaluation", checkpoints[0].stem, *filter(None, other)])
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)  # fail before the work if this is not possible
     try:
         evaluation = run(
             checkpoints[0],

@@ -95,6 +95,10 @@ def test_an_evaluation_that_fails_leaves_no_folder(checkpoint, tmp_path, capsys)
     before = sorted(checkpoint.parent.iterdir())
     assert run_command(capsys, "evaluate", checkpoint, "--data", data)[0] == 2  # it encodes images
     assert sorted(checkpoint.parent.iterdir()) == before
+    out = tmp_path / "report"
+    for place in (data, tmp_path / "missing"):
+        assert run_command(capsys, "evaluate", checkpoint, "--data", place, "--out", out)[0] == 2
+        assert not out.exists()
 
 
 def test_a_run_folder_that_cannot_be_written(toml, tmp_path, capsys):
