@@ -134,7 +134,7 @@ def folder(
 
 
 def pictures(*, root: str, on_error: OnError = "stop") -> Splits:
-    """Every image below a folder, without labels: for losses that use none.
+    """Every image below a folder except hidden ones, without labels: for losses that use none.
 
     All images are training images. There are no queries and no database, so nothing can be evaluated.
 
@@ -148,28 +148,31 @@ def pictures(*, root: str, on_error: OnError = "stop") -> Splits:
     place = Path(expand(root))
     if not place.is_dir():
         raise BadDataset(f"there is no folder {place}: check the path")
-    found = sorted(path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    found = [path for path in _images(place, "**/*") if path.is_file()]
     if not found:
         raise BadDataset(f"the folder {place} has no images ({', '.join(sorted(SUFFIXES))})")
     items = [Item(path, path.relative_to(place).as_posix(), (), "train") for path in found]
     return unlabelled_splits(items, on_error=on_error)
 
 
+def _images(folder: Path, pattern: str) -> list[Path]:
+    """The images below a folder that match a pattern, sorted, without hidden files and folders."""
+
+    def is_visible(path: Path) -> bool:
+        return not any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+    return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES and is_visible(path))
+
+
 def _read_class_folders(root: Path) -> LabelFile:
     """The images in `root/CLASS/` or `root/SPLIT/CLASS/`, without hidden files and folders."""
 
-    def is_visible(path: Path) -> bool:
-        return not any(part.startswith(".") for part in path.relative_to(root).parts)
-
-    def images(folder: Path, pattern: str) -> list[Path]:
-        return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES and is_visible(path))
-
     def folders_of(folder: Path) -> list[Path]:
-        return sorted(path for path in folder.iterdir() if path.is_dir() and is_visible(path))
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
-    folders = [path for path in folders_of(root) if images(path, "**/*")]
+    folders = [path for path in folders_of(root) if _images(path, "**/*")]
     # A class may also be called "train": a split has its images in folders of classes.
-    splits = [path for path in folders if path.name.lower() in SPLITS and not images(path, "*")]
+    splits = [path for path in folders if path.name.lower() in SPLITS and not _images(path, "*")]
     has_splits = bool(splits) and len(splits) == len(folders)
     if splits and not has_splits:
         others = ", ".join(path.name for path in folders if path not in splits)
@@ -180,9 +183,9 @@ def _read_class_folders(root: Path) -> LabelFile:
     items, problems = [], []
     for parent in folders if has_splits else [root]:
         split = SPLITS[parent.name.lower()] if has_splits else None
-        problems += [Problem(str(path), "the image is not in the folder of a class") for path in images(parent, "*")]
+        problems += [Problem(str(path), "the image is not in the folder of a class") for path in _images(parent, "*")]
         for class_folder in folders_of(parent):
-            for path in images(class_folder, "**/*"):
+            for path in _images(class_folder, "**/*"):
                 items.append(Item(path, path.relative_to(root).as_posix(), (class_folder.name,), split))
     if not items:
         raise BadDataset(
