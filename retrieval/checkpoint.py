@@ -259,12 +259,11 @@ def load_header(path: Path | str) -> Header:
 def load_checkpoint(path: Path | str) -> Checkpoint:
     """Read a checkpoint and check its weights against its fingerprint.
 
-    Loading a file never makes Python import a module: a backbone "module:function" is built only if the caller has
-    imported the module.
+    A backbone "module:function" is accepted only if it is trusted, see `is_trusted`: building it runs that function.
 
     Raises:
-        BadCheckpoint: missing, not from Hashseek, truncated, of a newer format, modified, or with a backbone from a
-            module that is not imported.
+        BadCheckpoint: missing, not from Hashseek, truncated, of a newer format, modified, or with a backbone that is
+            not trusted.
         BadConfig: there is no such backbone, or its package is missing.
     """
     path = Path(path)

@@ -25,7 +25,7 @@ S = TypeVar("S")
 
 
 class WithHeader:
-    """The base of both encoders; by itself, it stands for one that is not needed, because nothing is encoded.
+    """The base of both encoders. By itself, it takes the place of an encoder where nothing is encoded.
 
     Args:
         header: of the checkpoint.

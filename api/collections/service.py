@@ -176,7 +176,7 @@ class Service:
             self.loaded.set()
 
     def _load(self) -> bool:
-        """Load the collection, or load it again if another one took its place, or it may (not) be written now.
+        """Load the collection, or load it again if another one took its place or the permission to write has changed.
 
         Returns False if that failed. Until it is done, an earlier searcher answers.
         """

@@ -132,7 +132,7 @@ def _computed_with(run: Run) -> Rows:
         state = "not a checkout" if git is None else git["commit"][:12] + (" with changes" if git["dirty"] else "")
         names = ("python", "torch", "torchvision", "numpy")
         versions = ", ".join(f"{name} {start[name]}" for name in names if name in start)
-        machine = f"{start['device']}, {start['cores']} cores, {start['devices']} process(es)"
+        machine = f"{start['device']}, cores: {start['cores']}, processes: {start['devices']}"
         engine = start.get("features_computed_in")
         machine += f"; features: {engine}" if engine else ""
         rows.append((f"from epoch {start['first_epoch']}", f"{start['started']}, {start['command']}"))
