@@ -19,7 +19,7 @@ from hashseek.indexing.index import gpu
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.hamming_index import KINDS, HammingIndex
 from hashseek.indexing.index.index_files import IndexFiles, OldIndex, SavedIndex
-from hashseek.indexing.index.segments import View, joined, merge, no_view
+from hashseek.indexing.index.segments import View, empty_view, joined, merge
 from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.files import locked
 
@@ -108,7 +108,7 @@ class CollectionIndex:
         Raises:
             BadConfig: there is no such kind, or this machine does not support it.
         """
-        view = merge(self._advance(no_view(self._n_bits)), kind or self.kind)
+        view = merge(self._advance(empty_view(self._n_bits)), kind or self.kind)
         if kind is not None:
             self._catalog.set_index_kind(kind)
         self._install(view)
@@ -140,7 +140,7 @@ class CollectionIndex:
         """A view with everything that the catalog has committed since."""
         changes = self._catalog.changes(after_id=view.last_id, after_generation=view.generation)
         if changes.is_complete:
-            view = no_view(self._n_bits, view.kind)
+            view = empty_view(self._n_bits, view.kind)
         built, fresh = view.built.without(changes.removed), view.fresh.without(changes.removed)
         if len(changes.ids):
             fresh = joined([fresh.left(), (changes.codes, changes.ids)], n_bits=self._n_bits)
@@ -164,7 +164,7 @@ class CollectionIndex:
             if len(self._catalog):
                 level = logging.INFO if isinstance(error, OldIndex) else logging.WARNING
                 log.log(level, "the index of %s is rebuilt from the catalog: %s", self._folder, str(error))
-            built = no_view(self._n_bits, self.kind)
+            built = empty_view(self._n_bits, self.kind)
         return self._advance(built)
 
     def _load_newer(self, kind: str) -> SavedIndex | None:

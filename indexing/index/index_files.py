@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.index.hamming_index import MAPPED, load_index, save_index
-from hashseek.indexing.index.segments import View, empty, whole
+from hashseek.indexing.index.segments import View, empty_segment, whole
 from hashseek.retrieval.errors import BadCollection, BadConfig
 from hashseek.retrieval.files import sha256_of
 
@@ -108,7 +108,7 @@ class IndexFiles:
             index = load_index(files, n_bits=n_bits, kind=saved.kind)
         except (OSError, TypeError, ValueError, BadConfig) as error:  # BadConfig: a kind that this machine lacks
             raise BadCollection(f"it cannot be read: {error}") from None
-        return View(saved.generation, saved.last_id, whole(index), empty(n_bits))
+        return View(saved.generation, saved.last_id, whole(index), empty_segment(n_bits))
 
     def _delete_all_but(self, kept: SavedIndex | None) -> None:
         """Delete all other folders of indexes, and the files of earlier checkouts, which had no folders."""

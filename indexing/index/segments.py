@@ -83,15 +83,15 @@ class View:
         return n_changed > limit
 
 
-def empty(n_bits: int, kind: str = "exact") -> Segment:
+def empty_segment(n_bits: int, kind: str = "exact") -> Segment:
     """A segment without rows."""
     codes = np.zeros((0, code_size(n_bits)), np.uint8)
     return whole(build_index(codes, np.zeros(0, np.int64), n_bits=n_bits, kind=kind))
 
 
-def no_view(n_bits: int, kind: str = "exact") -> View:
+def empty_view(n_bits: int, kind: str = "exact") -> View:
     """A view without images, as before the first generation."""
-    return View(-1, 0, empty(n_bits, kind), empty(n_bits))
+    return View(-1, 0, empty_segment(n_bits, kind), empty_segment(n_bits))
 
 
 def whole(index: HammingIndex) -> Segment:
@@ -105,7 +105,7 @@ def merge(view: View, kind: str) -> View:
         return view
     n_bits = view.built.index.n_bits
     built = joined([view.built.left(), view.fresh.left()], n_bits=n_bits, kind=kind)
-    return replace(view, built=built, fresh=empty(n_bits))
+    return replace(view, built=built, fresh=empty_segment(n_bits))
 
 
 def joined(parts: Sequence[tuple[Codes, Ids]], *, n_bits: int, kind: str = "exact") -> Segment:
