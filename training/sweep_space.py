@@ -89,6 +89,8 @@ def _distribution(key: str, value: Any) -> Distribution:
             if len(value) < 2 or not all(isinstance(choice, bool | int | float | str) for choice in value):
                 raise ValueError("a list needs at least two numbers, words or booleans")
             return CategoricalDistribution(value)
+        if not (isinstance(value, Mapping) and {"low", "high"} <= value.keys()):
+            raise ValueError("it has no low and high")
         numbers = [value[name] for name in ("low", "high", "step") if name in value]
         if not all(math.isfinite(number) for number in numbers):
             raise ValueError("the ends of a range must be finite")
