@@ -122,6 +122,8 @@ class Settings:
                 f"everyone who can reach {self.host} could change the collection: add --keys FILE (created with "
                 "`hashseek keys create`), --read-only, or --no-keys if a proxy authenticates the users"
             )
+        if self.rate_limit is None and self.rate_burst != Settings.rate_burst:
+            raise BadConfig("--rate-burst needs --rate-limit: add that, or leave out --rate-burst")
         if self.reports is not None and not self.reports.is_dir():
             raise BadConfig(f"there is no reports folder {self.reports}: create it, or correct --reports")
         for option, values, pattern, examples in (

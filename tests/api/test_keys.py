@@ -217,6 +217,8 @@ def test_without_keys_everybody_may_do_everything(client):
         ({"host": "0.0.0.0", "keys": True}, True),
         ({"keys": True, "no_keys": True}, False),
         ({"rate_limit": 1}, False),
+        ({"keys": True, "rate_burst": 9}, False),
+        ({"keys": True, "rate_burst": 9, "rate_limit": 1}, True),
         ({"allowed_origins": ["*"]}, False),
         ({"allowed_origins": ["https://my.example/page"]}, False),
         ({"allowed_origins": ["my.example"]}, False),
