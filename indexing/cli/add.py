@@ -217,7 +217,7 @@ def add(
 
 
 _URLS = ("--allow-private", "--url-megabytes", "--url-seconds")
-_NOT_FOR_WATCH = ("--dry-run", "--split", "--key-from", "--trust-mtime", *_URLS)
+_NOT_FOR_WATCH = ("--dry-run", "--split", "--key-from", "--trust-mtime", "--strict", *_URLS)
 _NETWORK = ("--backbone", "--weights", "--preprocessing")
 _NOT_WITH = {
     "--watch": _NOT_FOR_WATCH,
@@ -230,7 +230,6 @@ _NOT_WITH = {
         *ENCODING,
         "--on-error",
         "--errors",
-        "--strict",
     ),
     "--checkpoint": ("--bits", *_NETWORK),
 }

@@ -151,6 +151,7 @@ MISTAKES = {
     "index add {collection} {tmp} --prune": "--watch",
     "index add {collection} {tmp} --watch --dry-run": "--dry-run",
     "index add {collection} {tmp} --watch --allow-private": "--allow-private",
+    "index add {collection} {tmp} --watch --strict": "--strict",
     "index add {collection} {picture} --watch": "{picture}",
     "index add {collection} {tmp} --every 0": "'--every'",
     "index add {collection} {tmp} --every 5": "--watch",
