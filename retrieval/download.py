@@ -15,6 +15,8 @@ from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hashseek.retrieval.errors import first_line
+
 if TYPE_CHECKING:
     from httpx import Response
 
@@ -64,7 +66,7 @@ def _complete(url: str, part: Path) -> None:
                 _append(response.raise_for_status(), part)
     # The last three mean that the proxy is unknown to httpx, such as ALL_PROXY=socks://127.0.0.1:1080.
     except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as error:
-        raise ConnectionError((str(error) or type(error).__name__).splitlines()[0]) from None
+        raise ConnectionError(first_line(error)) from None
     if has_nothing_more:  # `part` is at least as long as the file, so it may be another one
         part.unlink()
         _complete(url, part)

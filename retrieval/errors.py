@@ -44,6 +44,11 @@ class UnknownImage(HashseekError):
     """No image with this id is in the collection."""
 
 
+def first_line(error: Exception) -> str:
+    """The first line of another library's message, or the class of the error if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest known one, or the first ten."""
     known = list(known)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hashseek.retrieval.codes import check_n_bits
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, first_line
 from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
 from hashseek.retrieval.models.heads import build_head
 
@@ -71,10 +71,9 @@ class HashModel(nn.Module):
                 image = torch.zeros(1, 3, size, size, device=next(self.parameters()).device)
                 width = self.eval().features(image).shape[1]
         except (AssertionError, RuntimeError, ValueError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise BadConfig(
-                f"the backbone {self.backbone_name} does not accept images of {size} x {size} pixels ({reason}): set "
-                f"model.size = {default.size}, the size that its weights were trained with"
+                f"the backbone {self.backbone_name} does not accept images of {size} x {size} pixels "
+                f"({first_line(error)}): set model.size = {default.size}, the size that its weights were trained with"
             ) from None
         finally:
             self.train(was_training)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hashseek.retrieval.errors import BadCheckpoint, HashseekError
+from hashseek.retrieval.errors import BadCheckpoint, HashseekError, first_line
 from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import Removed
 from hashseek.retrieval.models.names import PIXELS, TIMM
@@ -87,9 +87,8 @@ def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
     except HashseekError:
         raise
     except Exception as error:  # URLError, HTTPError, a timeout, a damaged cache: the remedy is the same
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BadCheckpoint(
-            f"the weights of {name} could not be downloaded ({reason}): go online once, or use a local "
+            f"the weights of {name} could not be downloaded ({first_line(error)}): go online once, or use a local "
             "file (--weights FILE, in training model.weights=FILE, or model.weights=none to train from scratch)"
         ) from None
 
@@ -108,8 +107,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling a torn file raises nearly anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadCheckpoint(f"{path} is damaged or contains objects other than tensors: {reason}") from None
+        raise BadCheckpoint(f"{path} is damaged or contains objects other than tensors: {first_line(error)}") from None
     for wrapper in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, first_line
 from hashseek.retrieval.files import write_atomically
 from hashseek.training.config import Config
 
@@ -107,8 +107,7 @@ def _load_state(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling a torn file raises nearly anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadConfig(f"{path} is damaged ({reason}): delete the folder and train again") from None
+        raise BadConfig(f"{path} is damaged ({first_line(error)}): delete the folder and train again") from None
     return state
 
 

@@ -13,7 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadConfig, BadDataset, first_line
 from hashseek.retrieval.vectors import check_vectors
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.splits import Split, Splits, check_label_names, refuse_unused
@@ -104,8 +104,9 @@ def _read(
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in ("X", "Y", "label_names", "split") if name in arrays}
     except (BadZipFile, EOFError, ValueError, OSError, AttributeError, TypeError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadDataset(f"{file} is not an npz file of plain arrays ({reason}): write it with numpy.savez") from None
+        raise BadDataset(
+            f"{file} is not an npz file of plain arrays ({first_line(error)}): write it with numpy.savez"
+        ) from None
     for name in ("X", "Y", "label_names"):
         if name not in found:
             raise BadDataset(f"{file} has no array {name}: it needs X (n, D), Y (n, C) and label_names (C,)")
