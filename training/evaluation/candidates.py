@@ -56,6 +56,7 @@ def method_names(headers: Sequence[Header]) -> list[str]:
     names = []
     for header in headers:
         method, settings = method_of(header), settings_hash(header, with_length=False)
+        # First try the latest number of these settings, then all others: one of theirs at this length, or a free one.
         numbers = chain([latest.get((method, settings), 1)], count(1))
         number = next(n for n in numbers if taken.setdefault((method, header.n_bits, n), settings) == settings)
         latest[method, settings] = number
