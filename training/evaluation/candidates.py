@@ -49,17 +49,19 @@ def method_of(header: Header) -> str:
 def method_names(headers: Sequence[Header]) -> list[str]:
     """The method of each checkpoint, with a number from 2 where an earlier one of its length has other settings.
 
-    Checkpoints of one name and length differ only in what differs between runs, such as the seed.
+    Checkpoints of one name and length differ only in what differs between runs, such as the seed. Settings keep their
+    number from length to length where it is free.
     """
-    taken: dict[tuple[str, int, int], str | None] = {}  # the settings of each method, length and number
+    numbers: dict[tuple[str, int], dict[str | None, int]] = {}  # of the settings, by method and length
     latest: dict[tuple[str, str | None], int] = {}
     names = []
     for header in headers:
         method, settings = method_of(header), settings_hash(header, with_length=False)
-        # First try the latest number of these settings, then all others: one of theirs at this length, or a free one.
-        numbers = chain([latest.get((method, settings), 1)], count(1))
-        number = next(n for n in numbers if taken.setdefault((method, header.n_bits, n), settings) == settings)
-        latest[method, settings] = number
+        of_length = numbers.setdefault((method, header.n_bits), {})
+        if settings not in of_length:
+            wanted = chain([latest.get((method, settings), 1)], count(1))
+            of_length[settings] = next(n for n in wanted if n not in of_length.values())
+        number = latest[method, settings] = of_length[settings]
         names.append(method if number == 1 else f"{method} ({number})")
     return names
 

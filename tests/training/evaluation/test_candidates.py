@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
+from hashseek.retrieval.checkpoint import Header, load_checkpoint, save_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
@@ -17,7 +17,7 @@ from hashseek.retrieval.metrics import evaluate_codes
 from hashseek.retrieval.scores import stored_features
 from hashseek.retrieval.truncation import truncate
 from hashseek.training.evaluation.assembly import EvaluationOptions
-from hashseek.training.evaluation.candidates import load_candidates, method_of
+from hashseek.training.evaluation.candidates import load_candidates, method_names, method_of
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.evaluation.report.markdown import as_markdown
 from hashseek.training.evaluation.report.plots import draw_all
@@ -103,6 +103,15 @@ def test_a_line_over_code_lengths_has_one_group_of_settings_at_each_length(tmp_p
     assert [methods.index(method) for method in methods] == [0, 0, 2, 0, 2, 0]
     labels = draw_all(report, {})["lengths"].legends[0].get_texts()
     assert {methods[0], methods[2]} <= {label.get_text() for label in labels}
+
+
+def test_seeds_of_one_length_are_one_method_whatever_comes_between_them():
+    headers = [
+        Header("mlp:6-16", n_bits, None, (), fingerprint="", training={"train": {"epochs": epochs}})
+        for n_bits, epochs in ((8, 20), (12, 30), (8, 30), (12, 30))
+    ]
+    first, *others = method_names(headers)
+    assert others == [first, f"{first} (2)", first]
 
 
 def test_the_best_epoch_may_be_among_the_kept_epochs(checkpoints, tmp_path):
