@@ -450,8 +450,7 @@ def evaluate(
         n_points=1000 if out is not None else 0,
     )
     if out is not None:
-        Path(out).mkdir(parents=True, exist_ok=True)
-        evaluation.write(Path(out))
+        evaluation.write(Path(out))  # creates the folder
     return evaluation.report
 
 
