@@ -174,7 +174,6 @@ def encode_shards(
 
     for name, content in _encoded(missing(), collection.checkpoint, cluster, options, fetch):
         finished[name] = folder / f"{name}.parquet"
-        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(finished[name], content)
         n_done += sizes[name]
         progress(n_done, f", {len(sizes):,} shards")
