@@ -169,20 +169,12 @@ def check(
         name: the array's name in messages.
 
     Raises:
-        BadDataset: see `check_vectors`; the numbers of vectors and ids differ, an id occurs twice, an id, labels or
-            attributes exceed their limits, or a vector of zeros where only directions count. The message names the
-            first such row, counted from 0.
+        BadDataset: see `check_vectors`; the numbers of vectors and ids differ, an id occurs twice, or an id, labels or
+            attributes exceed their limits. The message names the first such row, counted from 0.
         BadCheckpoint: the checkpoint encodes images.
     """
-    check_vectors(vectors, width=None if header is None else header.vector_width(), name=name)
-    if header is None or header.head == "normalized":
-        for start in range(0, len(vectors), BATCH):
-            zeros = np.flatnonzero(~as_float32(vectors[start : start + BATCH]).any(axis=1))
-            if len(zeros):
-                raise BadDataset(
-                    f"row {start + zeros[0]} (counted from 0) of {name} is all zeros and has no direction to compare: "
-                    "correct it or leave it out"
-                )
+    width = None if header is None else header.vector_width()
+    check_vectors(vectors, width=width, name=name, nonzero=header is None or header.head == "normalized")
     if len(entries) != len(vectors):
         raise BadDataset(
             f"there are {len(vectors):,} vectors but {len(entries):,} ids: list one id for each row (the first line of "

@@ -74,7 +74,7 @@ class VectorEncoder(WithHeader):
         Raises:
             BadDataset: see `check_vectors`.
         """
-        check_vectors(vectors, width=self.width)
+        check_vectors(vectors, width=self.width, nonzero=self.header.head == "normalized")
         features = self._backbone(as_float32(vectors))
         return features, self._head(features)
 

@@ -17,17 +17,20 @@ def as_float32(vectors: Vectors) -> NDArray[np.float32]:
     return np.ascontiguousarray(vectors, "<f4")
 
 
-def check_vectors(vectors: Vectors, *, width: int | None = None, name: str = "the vectors") -> None:
+def check_vectors(
+    vectors: Vectors, *, width: int | None = None, name: str = "the vectors", nonzero: bool = False
+) -> None:
     """Refuse anything but rows of finite numbers. Needs little memory, regardless of the number of rows.
 
     Args:
         vectors: (N, D).
         width: the required D; None: any.
         name: the array's name in messages.
+        nonzero: only directions count, so a row of zeros is refused.
 
     Raises:
-        BadDataset: a wrong shape, type or width; no rows; or a row with NaN, infinity or numbers so large that their
-            squares exceed float32. The message names the first such row, counted from 0.
+        BadDataset: a wrong shape, type or width; no rows; or a row of zeros if `nonzero`, or with NaN, infinity or
+            numbers so large that their squares exceed float32. The message names the first such row, counted from 0.
     """
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or vectors.size == 0:
         raise BadDataset(
@@ -46,5 +49,10 @@ def check_vectors(vectors: Vectors, *, width: int | None = None, name: str = "th
         if len(bad):
             raise BadDataset(
                 f"row {start + bad[0]} (counted from 0) of {name} has NaN, infinity or numbers too large for float32: "
+                "correct it or leave it out"
+            )
+        if nonzero and len(zeros := np.flatnonzero(~rows.any(axis=1))):
+            raise BadDataset(
+                f"row {start + zeros[0]} (counted from 0) of {name} is all zeros and has no direction to compare: "
                 "correct it or leave it out"
             )

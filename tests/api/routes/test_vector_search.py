@@ -48,6 +48,7 @@ def test_a_vector_finds_itself_and_the_parameters_are_those_of_images(vector_cli
         ({"vector": []}, "BadRequest", "vector"),
         ({"vector": [float("nan")] * WIDTH}, "BadRequest", "vector"),
         ({"vector": [1e300] * WIDTH}, "BadDataset", "float32"),
+        ({"vector": [0] * WIDTH}, "BadDataset", "zeros"),
         ({"vector": ["x"] * WIDTH}, "BadRequest", "vector"),
         ({"vector": [1] * WIDTH, "k": 0}, "BadRequest", "k"),
         ({"vector": [1] * WIDTH, "labels": "odd"}, "BadRequest", "labels"),
