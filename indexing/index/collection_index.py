@@ -18,7 +18,7 @@ from hashseek.indexing.catalog import Catalog, CatalogLocked, DiskFull
 from hashseek.indexing.index import gpu
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.hamming_index import KINDS, HammingIndex
-from hashseek.indexing.index.index_files import IndexFiles, OldIndex, SavedIndex
+from hashseek.indexing.index.index_files import IndexFiles, NoIndex, SavedIndex
 from hashseek.indexing.index.segments import View, empty_view, joined, merge
 from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.files import locked
@@ -127,13 +127,12 @@ class CollectionIndex:
                         f"the index with {len(index)} images differs from the catalog with {len(stored.ids)}"
                     )
                 break
-        if self._files.saved() is not None:
-            try:
-                self._files.load(read_all=True)
-            except OldIndex:
-                pass
-            except BadCollection as error:
-                problems.append(f"the index on disk will be rebuilt: {error}")
+        try:
+            self._files.load(read_all=True)
+        except NoIndex:
+            pass
+        except BadCollection as error:
+            problems.append(f"the index on disk will be rebuilt: {error}")
         return problems
 
     def _advance(self, view: View) -> View:
@@ -162,7 +161,7 @@ class CollectionIndex:
             built = self._load()
         except BadCollection as error:
             if len(self._catalog):
-                level = logging.INFO if isinstance(error, OldIndex) else logging.WARNING
+                level = logging.INFO if isinstance(error, NoIndex) else logging.WARNING
                 log.log(level, "the index of %s is rebuilt from the catalog: %s", self._folder, str(error))
             built = empty_view(self._n_bits, self.kind)
         return self._advance(built)

@@ -17,8 +17,8 @@ from hashseek.retrieval.errors import BadCollection, BadConfig
 from hashseek.retrieval.files import sha256_of
 
 
-class OldIndex(BadCollection):
-    """The index on disk has the codes from before the last switch; it is rebuilt, and nothing is wrong."""
+class NoIndex(BadCollection):
+    """No index of these codes was written yet, as in a small new collection or after a switch; nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class IndexFiles:
         while True:
             saved = self.saved()
             if saved is None:
-                raise BadCollection("it is missing")
+                raise NoIndex("none was written yet")
             if saved.space != self.catalog.space.id:
-                raise OldIndex("it belongs to the code space that was used before the last switch")
+                raise NoIndex("it belongs to the code space that was used before the last switch")
             try:
                 return self._load(saved, read_all=read_all), saved
             except BadCollection:

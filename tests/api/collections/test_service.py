@@ -176,7 +176,8 @@ def test_a_service_follows_its_collection_to_another_model_while_it_serves(
     assert (during["fingerprint"], during["hits"]) == (before["fingerprint"], before["hits"])
     assert_problem(add(client, png(900)), 503, "SpaceRetired")
     assert client.get("/v1/images/1/similar").status_code == 200
-    Catalog(own_collection / "catalog.sqlite").spaces.drop(1)
+    with closing(Catalog(own_collection / "catalog.sqlite")) as catalog:
+        catalog.spaces.drop(1)
     assert_problem(client.get("/v1/images/1/similar"), 503, "SpaceRetired")
     assert_problem(client.get("/v1/images/99/similar"), 404, "UnknownImage")
     assert client.get("/healthz/ready").status_code == 200

@@ -474,7 +474,8 @@ def test_an_updated_code_is_a_change(catalog):
 def test_a_calibration_is_kept_with_its_space(catalog, path):
     assert catalog.spaces.calibration() is None
     catalog.spaces.set_calibration({"1": [0.5, 1]})
-    assert Catalog(path, read_only=True).spaces.calibration() == {"1": [0.5, 1]}
+    with closing(Catalog(path, read_only=True)) as again:
+        assert again.spaces.calibration() == {"1": [0.5, 1]}
 
 
 def test_a_replaced_catalog_file_refuses_changes(catalog, path, tmp_path):
