@@ -106,7 +106,7 @@ def principal_directions(centred: Features, n_bits: int, _: np.random.Generator)
     if values[-n_bits] <= 1e-6 * max(values[-1], 1e-12):
         raise BadConfig(
             f"{n:,} images do not vary in {n_bits} directions: add more different images, use fewer bits, or choose "
-            "the method random"
+            "the method random (in training, model.head_init = 'random')"
         )
     directions: Features = vectors[:, : -n_bits - 1 : -1].astype(np.float32)
     return directions

@@ -412,7 +412,7 @@ def evaluate(
     checkpoint: str | Path,
     *,
     data: str | Path | None = None,
-    ns: Iterable[int | Literal["all"]] = (10, 100, 1000),
+    ns: Iterable[int | Literal["all"]] = (10, 100, 1000, 5000),
     out: str | Path | None = None,
     device: str = "auto",
     precision: Literal["auto", "fp32", "bf16"] = "auto",

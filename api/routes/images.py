@@ -172,8 +172,8 @@ def get_file(
     except (BadImage, OSError) as error:
         reason = str(error).replace(uri, shown)
         raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {reason}") from None
+    _check_signature(image_id, data)
     if size is None:
-        _check_signature(image_id, data)
         return Response(data, media_type=stored.media_type, headers=headers)
     thumbnail = collections.decoders.thumbnail(data, size, name=shown)
     return Response(thumbnail, media_type="image/jpeg", headers=headers)
