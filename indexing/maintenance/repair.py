@@ -1,5 +1,6 @@
 """`index verify --repair`: rebuilds what can be derived, deletes orphaned rows, and reports remaining problems."""
 
+import shlex
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.maintenance.optimize import delete_unneeded
 from hashseek.indexing.maintenance.reencode import Reencoded, encode_missing
 from hashseek.indexing.milvus_uri import refuse_milvus
+from hashseek.indexing.printing import counted
 from hashseek.retrieval.checkpoint import load_checkpoint, load_header
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
@@ -116,7 +118,14 @@ def _encode_missing(collection: Collection, report: Repaired, allow_private: boo
     if not state.total:
         return
     try:
-        encoder = Encoder(load_checkpoint(collection.checkpoint), **options)
+        checkpoint = load_checkpoint(collection.checkpoint)
+        if checkpoint.header.preprocessing is None:
+            report.left.append(
+                f"{counted(state.total, 'vector')} without a code cannot be encoded, as only codes are stored: add "
+                f"the vectors again (`hashseek index add {shlex.quote(str(collection.folder))} --vectors FILE`)"
+            )
+            return
+        encoder = Encoder(checkpoint, **options)
     except HashseekError as error:
         report.left.append(f"{state.total} images have no code and cannot be encoded: {error}")
         return

@@ -13,6 +13,7 @@ import hashseek
 from hashseek.indexing.collection import CHECKPOINT, Collection, open_or_create
 from hashseek.indexing.vectors import read_entries, read_parquet
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadDataset, HashseekError
+from support.collections import sql
 from support.in_process import run_command
 from support.vector_files import WIDTH, clustered, save_vectors
 
@@ -312,3 +313,17 @@ def test_options_of_images_are_refused_beside_vectors(capsys, tmp_path):
     assert run_command(capsys, *start[:3])[0] == 2
     assert not (tmp_path / "c").exists()
     assert issubclass(BadDataset, HashseekError)
+
+
+def test_vectors_that_lost_their_codes_get_them_again_when_they_are_added_again(capsys, tmp_path):
+    folder, (file, ids) = tmp_path / "c", save_vectors(tmp_path, clustered(60))
+    command = ("index", "add", folder, "--vectors", file, "--ids", ids)
+    assert run_command(capsys, *command, "--bits", 8)[0] == 0
+    codes = sql(folder / "catalog.sqlite", "SELECT image_id, code FROM codes")
+    sql(folder / "catalog.sqlite", "DELETE FROM codes WHERE image_id % 7 = 0")
+    code, out, err = run_command(capsys, "index", "verify", folder, "--repair")
+    assert code == 1
+    assert shlex.join(("hashseek", *map(str, command[:4]))) in out + err  # the advice
+    assert run_command(capsys, *command)[0] == 0
+    assert sql(folder / "catalog.sqlite", "SELECT image_id, code FROM codes") == codes
+    assert run_command(capsys, "index", "verify", folder)[0] == 0
