@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,7 +35,6 @@ def train_epoch(
     data: TrainingData,
     epoch: int,
     *,
-    folder: Path,
     progress: Progress,
 ) -> tuple[dict[str, float], int, float]:
     """Train on every image once.
@@ -44,7 +42,7 @@ def train_epoch(
     Returns the mean of each loss term over the images, their number, and the seconds spent waiting for batches.
 
     Raises:
-        Diverged: a loss term became NaN or infinite; the message names the term, the batch and the run's `folder`.
+        Diverged: a loss term became NaN or infinite; the message names the term and the batch.
     """
     settings = config.train
     rank, n_ranks = fabric.global_rank, fabric.world_size
@@ -69,8 +67,7 @@ def train_epoch(
                 terms = _train_batch(fabric, config, state, inputs, labels, seeds, epoch)
             except (BadCodes, FloatingPointError) as error:
                 raise Diverged(
-                    f"epoch {epoch + 1}, batch {step + 1}: {error} (lower optimizer.lr or set optimizer.clip_norm; the "
-                    f"state before this epoch is kept in {folder})"
+                    f"epoch {epoch + 1}, batch {step + 1}: {error} (lower optimizer.lr, or set optimizer.clip_norm)"
                 ) from None
             n_rows = min(settings.batch_size, len(order) - step * settings.batch_size)
             for name, value in terms.items():

@@ -258,9 +258,7 @@ def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, s
     state = job.state
     started = time.perf_counter()
     with memory_errors_name_a_setting(config, job.preprocessing, fabric.device):
-        means, n_seen, waited = train_epoch(
-            fabric, config, state, job.data, epoch, folder=job.run.folder, progress=shown
-        )
+        means, n_seen, waited = train_epoch(fabric, config, state, job.data, epoch, progress=shown)
     trained = time.perf_counter()
     score: dict[str, float] = {}
     try:
