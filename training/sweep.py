@@ -44,8 +44,9 @@ from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, read_records
 from hashseek.training.sweep_space import Distributions, Space, check_space, parse_space, with_values
 
-# Trials drawn at random before the sampler models the results, and trials before any is pruned. They must not depend on
-# the number of trials, or an extended sweep would differ from a longer one; and short sweeps should learn, too.
+# Trials drawn at random before the sampler models the results, and trials that finish before any is pruned. They must
+# not depend on the number of trials, or an extended sweep would differ from a longer one; and short sweeps should
+# learn, too.
 RANDOM_TRIALS = 4
 UNPRUNED_TRIALS = 4
 # Share of the epochs that every trial gets: early in a schedule, the order of trials is not informative.
@@ -88,7 +89,7 @@ def sweep(
         n_trials: number of trials, finished ones included.
         folder: where everything is stored.
         seed: the seed of the trials' settings; the seed of training is in the configuration.
-        prune: end a trial whose best validation mAP so far is below the median of earlier trials at the same epoch.
+        prune: end a trial whose best validation mAP so far is below the median of finished trials at the same epoch.
         progress: where progress is printed.
         source: the name of the configuration in messages.
 
