@@ -31,7 +31,7 @@ log = logging.getLogger("hashseek")
 RETRY_SECONDS = 30.0  # until a failed load or merge is tried again
 FOLLOW_SECONDS = 0.5  # between two checks whether the collection is still the same
 MERGE_SECONDS = 1.0  # between two checks whether the index needs a merge
-STOP_SECONDS = 5.0  # to wait for a running merge when the service stops
+STOP_SECONDS = 5.0  # to wait for a running merge, or for the first load, when the service stops
 
 
 def why_read_only(settings: Settings) -> str | None:
@@ -103,9 +103,10 @@ class Service:
         Rebuilding an approximate index may take minutes, so it is left to the next start.
         """
         self._stopped.set()
+        # OpenVINO crashes a process that ends while it loads a network. The first load may also wait for a server.
+        self._loader.join(STOP_SECONDS if self._searcher is None else None)
         if self._searcher is None:
             return
-        self._loader.join()
         self._merger.join(STOP_SECONDS)
         if self._merger.is_alive():
             log.warning("the index was being rebuilt and was not written: the next start will build it")

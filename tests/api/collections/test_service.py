@@ -261,6 +261,16 @@ def test_while_loading_it_is_live_but_not_ready(own_collection, monkeypatch):
         assert search(client, png(1)).status_code == 200
 
 
+def test_a_service_that_stops_waits_for_its_first_load(own_collection, monkeypatch):
+    """Otherwise OpenVINO may crash the process."""
+    go_on, load, threads = threading.Event(), Service._load, set(threading.enumerate())
+    monkeypatch.setattr(Service, "_load", lambda self: (go_on.wait(60), load(self)))
+    with serving(own_collection, ready=False):
+        [loader] = [one for one in set(threading.enumerate()) - threads if one.name == "hashseek-load"]
+        threading.Timer(0.2, go_on.set).start()
+    assert not loader.is_alive()
+
+
 def test_a_collection_that_cannot_be_loaded_is_500_with_the_reason_and_never_ready(own_collection, caplog):
     (own_collection / "checkpoint.safetensors").write_bytes(b"torn")
     with serving(own_collection, ready=False) as client:
