@@ -127,8 +127,10 @@ def sweep(
                 raise type(error)(f"trial {trial.number} of the sweep ({shown}): {error}") from None
             progress.console.print(f"trial {trial.number}  {shown}  {outcome}", markup=False)
             _drop_weights(study, folder)
+        score_name = f"validation mAP@{config.train.val_n}"
+        _write_trials(study, distributions, folder, score_name)
         scored = _scored(study, folder)
-        _write_results(study, distributions, content, scored[0], folder, f"validation mAP@{config.train.val_n}")
+        _write_best(study, distributions, content, scored[0], folder, score_name)
     return scored
 
 
@@ -257,21 +259,23 @@ def _run_of(trial: optuna.Trial | FrozenTrial, folder: Path) -> Run:
     return Run(folder / "trials" / f"{trial.number:04}")
 
 
-def _write_results(
+def _write_best(
     study: optuna.Study, space: Distributions, content: dict[str, Any], best: Scored, folder: Path, score_name: str
 ) -> None:
-    trials = study.get_trials(deepcopy=False)
     header = (
-        f"# Best of {len(trials)} trials over {', '.join(space)}:\n"
+        f"# Best of {len(study.get_trials(deepcopy=False))} trials over {', '.join(space)}:\n"
         f"# {score_name} {best.score:.4f} in trial {best.trial}.\n"
         f"#\n# command:   {shlex.join(['hashseek', 'train', str(folder / 'best.toml')])}\n\n"
     )
     best_content = tomli_w.dumps(with_values(content, best.overrides))
     write_atomically(folder / "best.toml", (header + best_content).encode())
+
+
+def _write_trials(study: optuna.Study, space: Distributions, folder: Path, score_name: str) -> None:
     rows = io.StringIO()
     writer = csv.writer(rows, lineterminator="\n")
     writer.writerow(["trial", "outcome", score_name.replace(" ", "_"), "epochs", "seconds", *space, "reason"])
-    for trial in trials:
+    for trial in study.get_trials(deepcopy=False):
         value = trial.value if trial.state == TrialState.COMPLETE else None
         seconds = f"{trial.user_attrs.get('seconds', 0):.1f}"
         parameters = [trial.params.get(name) for name in space]

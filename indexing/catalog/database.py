@@ -43,8 +43,8 @@ class CatalogDamaged(BadCollection):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
-            f"{path} is damaged: {reason}; `hashseek index verify --repair` rebuilds what can be derived; otherwise "
-            f"restore a snapshot into a new folder, or try SQLite's own `sqlite3 {path.name} .recover`"
+            f"{path} is damaged: {reason}; try `hashseek index verify --repair`; if that does not help, restore a "
+            f"snapshot into a new folder, or try SQLite's own `sqlite3 {path.name} .recover`"
         )
 
 

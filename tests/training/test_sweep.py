@@ -155,6 +155,7 @@ def test_a_trial_that_diverges_counts_as_the_worst_and_does_not_stop_the_sweep(d
     assert "lower optimizer.lr" in next(row["reason"] for row in table_of(tmp_path / "a") if row["outcome"] == "failed")
     with pytest.raises(BadConfig, match="none of the 2 trials"):
         sweep(given, {"optimizer.lr": [1e30, 2e30]}, n_trials=2, folder=tmp_path / "b")
+    assert [row["outcome"] for row in table_of(tmp_path / "b")] == ["failed", "failed"]
 
 
 def test_divergence_in_the_last_step_of_an_epoch_does_not_stop_the_sweep_either(data, tmp_path):
