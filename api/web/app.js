@@ -49,7 +49,9 @@ async function show() {
     arrived();
   } catch (error) {
     if (signal.aborted) return;
-    for (const other of [...sections, ui.radius, ui.crop]) other.hidden = true; // hits of another query beside this error would mislead
+    // Hits and figures of another query beside this error would mislead.
+    for (const other of [...sections, ui.radius, ui.crop]) other.hidden = true;
+    ui.summary.replaceChildren();
     fail(error, show);
   }
 }

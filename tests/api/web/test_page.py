@@ -342,7 +342,7 @@ def test_what_the_page_cannot_do_is_said(browse, site):
     expect(page.locator("#radius")).to_be_visible()
     page.set_input_files("#file", {"name": "broken.jpg", "mimeType": "image/jpeg", "buffer": data[:500]})
     expect(page.locator("#error")).to_be_visible()
-    assert page.locator("#radius, #crop, #addOpen").locator("visible=true").count() == 0
+    assert page.locator("#radius, #crop, #addOpen, #summary dt").locator("visible=true").count() == 0
     assert all("422" in message for message in browse.wrong)
     browse.wrong.clear()
 
