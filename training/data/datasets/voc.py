@@ -110,10 +110,8 @@ def _labels_of(file: Path) -> list[int]:
     except ET.ParseError as error:
         raise Incomplete(f"{file} is damaged ({error})") from None
     # Parts of an object (head, hand, foot) are nested deeper; their names are not labels.
-    names = {name.text for name in (found.find("name") for found in objects) if name is not None}
+    names = {found.findtext("name", "") for found in objects}
     unknown = names.difference(LABELS)
     if unknown:
-        raise BadDataset(
-            f"{file} has an object {sorted(map(str, unknown))[0]!r}, which is not one of the 20 labels of VOC"
-        )
+        raise BadDataset(f"{file} has an object {min(unknown)!r}, which is not one of the 20 labels of VOC")
     return [int(label in names) for label in LABELS]

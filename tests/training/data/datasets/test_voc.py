@@ -128,6 +128,7 @@ def test_the_fingerprint_is_that_of_the_set_and_not_of_its_place(voc, tmp_path):
         ("ImageSets/Main/trainval.txt", lambda text: "\n", "train split"),
         ("Annotations/000004.xml", lambda text: text[:200], "000004.xml"),
         ("Annotations/000001.xml", lambda text: text.replace("<name>dog", "<name>unicorn"), "unicorn"),
+        ("Annotations/000001.xml", lambda text: text.replace("<name>dog</name>", ""), "000001.xml"),
         ("ImageSets/Main/test.txt", lambda text: f"{text}000001\n", "000001.jpg"),
         ("ImageSets/Main/test.txt", lambda text: f"{text}000006\n", "000006.jpg"),
     ],
