@@ -107,7 +107,7 @@ def restore(file: Path, folder: Path) -> Contents:
                 contents = _unpack(file, tar, restored)
         except tarfile.TarError as error:
             raise _damaged(file, str(error)) from None
-        _check_complete(file, restored, contents)
+        _check_files(file, restored, contents)
         # Two collections that diverge must not share what a service has computed.
         with closing(sqlite3.connect(restored / CATALOG)) as db, db:
             write_meta(db, "uuid", str(uuid.uuid4()))
@@ -119,17 +119,12 @@ def restore(file: Path, folder: Path) -> Contents:
     return contents
 
 
-def _check_complete(file: Path, restored: Path, contents: Contents) -> None:
-    """Check that the catalog is the expected one and that all its files are there; delete files without an image."""
+def _check_files(file: Path, restored: Path, contents: Contents) -> None:
+    """Check that all files of the catalog's images are there; delete files without an image."""
     present = {f"{path.relative_to(restored)}" for path in (restored / FILES).rglob("*") if path.is_file()}
-    with closing(Catalog(restored / CATALOG)) as catalog:
-        if (len(catalog), catalog.generation()) != (contents.n_images, contents.generation):
-            raise _damaged(file, "its catalog is not the expected one")
-        missing = {name for name in _checkpoint_names(catalog) if not (restored / name).is_file()}
     needed = {path for path, _ in _kept(restored / CATALOG)}
-    missing |= needed - present
-    if unexpected := missing - {*contents.lost}:
-        raise _damaged(file, f"{min(unexpected)} is missing")
+    if missing := needed - present - {*contents.lost}:
+        raise _damaged(file, f"{min(missing)} is missing")
     for path in present - needed:  # of images that were removed while the snapshot was taken
         (restored / path).unlink()
 

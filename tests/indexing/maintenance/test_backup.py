@@ -184,6 +184,21 @@ def test_invalid_snapshots_and_folders_are_refused(collection, tmp_path, monkeyp
     assert content(collection) == before
 
 
+def test_a_snapshot_holds_each_file_once_and_is_refused_without_any_of_them(collection, tmp_path):
+    snapshot(collection, tmp_path / "s.tar")
+    with tarfile.open(tmp_path / "s.tar") as whole:
+        names = whole.getnames()
+        assert len(set(names)) == len(names)
+        for missing in names:
+            with tarfile.open(tmp_path / "less.tar", "w") as less:
+                for member in whole:
+                    if member.name != missing:
+                        less.addfile(member, whole.extractfile(member))
+            with pytest.raises(BadCollection):
+                restore(tmp_path / "less.tar", tmp_path / "new")
+            assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "files/../../outside", "index/codes.bin", "sparse"])
 def test_a_snapshot_cannot_write_outside_its_folder_or_fill_the_disk(collection, tmp_path, name):
     snapshot(collection, tmp_path / "s.tar")
