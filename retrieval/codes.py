@@ -72,6 +72,6 @@ def check_codes(codes: Codes, n_bits: int) -> Codes:
     if codes.shape[1] != size:
         raise BadCodes(f"{n_bits}-bit codes must have {size} bytes, got {codes.shape[1]}")
     spare = size * 8 - n_bits
-    if spare and len(codes) and int(codes[:, -1].max()) >> (8 - spare):
+    if spare and len(codes) and codes[:, -1].max() >> (8 - spare):
         raise BadCodes(f"a bit beyond the {n_bits} bits of the code is set: the codes were packed in another way")
     return codes

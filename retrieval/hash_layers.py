@@ -103,7 +103,7 @@ def principal_directions(centred: Features, n_bits: int, _: np.random.Generator)
     if n_bits > width:
         raise BadConfig(f"features of {width} numbers can have at most {width} bits, got {n_bits}: use fewer bits")
     values, vectors = np.linalg.eigh((centred.T @ centred).astype(np.float64))
-    if values[-n_bits] <= 1e-6 * max(values[-1], 1e-12):
+    if values[-n_bits] <= 1e-6 * values[-1]:
         raise BadConfig(
             f"{n:,} images do not vary in {n_bits} directions: add more different images, use fewer bits, or choose "
             "the method random (in training, model.head_init = 'random')"

@@ -51,7 +51,7 @@ def check_batch(
     """
     if outputs.ndim != 2 or outputs.shape[1] != n_bits:
         raise BadCodes(f"the loss expects {what} of shape (B, {n_bits}), got {tuple(outputs.shape)}")
-    if labels.ndim != 2 or labels.shape != (outputs.shape[0], n_classes):
+    if labels.shape != (outputs.shape[0], n_classes):
         raise BadCodes(f"the loss expects labels of shape ({outputs.shape[0]}, {n_classes}), got {tuple(labels.shape)}")
     rows = raised(outputs)
     binary = labels.to(rows)

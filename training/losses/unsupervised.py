@@ -50,8 +50,8 @@ class BiHalf(UnsupervisedLoss):
             x = normalize(x - x.mean(dim=0))
         halves = bi_half(outputs.detach())
         codes = normalize(halves + (outputs - outputs.detach()))  # straight through
-        others = torch.ones(len(x), len(x), dtype=x.dtype, device=x.device).fill_diagonal_(0)
         away = inner_products(codes, codes) - inner_products(x, x)
+        others = torch.ones_like(away).fill_diagonal_(0)
         return {
             "similarity": mean_where(away.square(), others),
             "balance": self.gamma / 2 * mean((outputs - halves).square()),

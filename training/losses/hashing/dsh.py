@@ -59,7 +59,7 @@ class DSH(Loss):
         apart = torch.relu(self.m - distance)
         pairs = torch.where(share_label(batch.labels, ref_y) > 0, distance, apart) / 2
         if batch.memory is None and not self.dense:
-            other = 1 - torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device)
+            other = torch.ones_like(pairs).fill_diagonal_(0)
             mean_pair = mean_where(pairs, other)  # symmetric: the same as the mean over i < k
         else:
             mean_pair = mean(pairs)

@@ -83,7 +83,7 @@ class HyP2(Loss):
             several = (y.sum(dim=1) > 1).to(y)
             terms["irrelevant"] = self.beta * self._push(cosines, several[:, None] * several * (1 - share))
         else:
-            others = 1 - torch.eye(len(y), dtype=y.dtype, device=y.device)
+            others = torch.ones_like(share).fill_diagonal_(0)
             pair = self._pull(cosines, others * share) + self._push(cosines, others * (1 - share))
             terms["pair"] = pair if self.parts == "pair" else self.beta * pair
         return terms
