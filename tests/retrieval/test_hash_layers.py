@@ -146,6 +146,11 @@ def test_refuses(features: NDArray[np.float32], n: int, settings: dict[str, obje
         fit_hash_layer(features[:n], **settings)  # type: ignore[arg-type]
 
 
+def test_as_many_bits_as_features_are_allowed(features: NDArray[np.float32]) -> None:
+    weight = fit_hash_layer(features, n_bits=24, method="pca").weight
+    np.testing.assert_allclose(weight @ weight.T, np.eye(24), atol=1e-5)
+
+
 def test_rows_that_are_all_alike_are_refused() -> None:
     with pytest.raises(BadConfig):
         fit_hash_layer(np.ones((100, 24), np.float32), n_bits=4, method="pca")

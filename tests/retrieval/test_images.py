@@ -403,6 +403,8 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same():
     assert 73 <= min(picture.image.size) < 300
     full = preprocess(decode(data).image, PREPROCESSING)
     assert np.abs(loaded.pixels.astype(int) - full).mean() < 2
+    data = encoded(draw(4, (160, 120)), "JPEG")  # of half that size, the central 52 pixels would be enlarged to 64
+    np.testing.assert_array_equal(load_file(data, PREPROCESSING).pixels, preprocess(decode(data).image, PREPROCESSING))
 
 
 def test_preprocessing_takes_the_central_square():

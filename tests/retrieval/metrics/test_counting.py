@@ -85,10 +85,12 @@ def test_a_query_that_is_in_the_database_can_be_left_out_of_its_own_ranking():
         np.testing.assert_array_equal(found.total[query], alone.total[0])
         np.testing.assert_array_equal(found.relevant[query], alone.relevant[0])
         np.testing.assert_array_equal(found.gains[query, : alone.gains.shape[1]], alone.gains[0])
-    elsewhere = histograms(codes[:1], codes[1:] ^ 1, labels[:1], labels[1:], n_bits=6)
-    elsewhere.total[0, 0] = 0
-    with pytest.raises(BadCodes, match="not in the database"):
-        without_self(elsewhere, labels[:1])
+    # Of two queries, only the second is in the database: there, the first has another code or fewer labels.
+    two, pair = np.array([[0], [7]], np.uint8), np.array([[1, 1], [1, 0]], np.uint8)
+    for items, theirs in ((two ^ np.array([[1], [0]], np.uint8), pair), (two, pair[::-1])):
+        elsewhere = histograms(two, items, pair, theirs, n_bits=6, graded=True)
+        with pytest.raises(BadCodes):
+            without_self(elsewhere, pair)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,7 @@ def test_a_query_that_is_in_the_database_can_be_left_out_of_its_own_ranking():
         (3, 16, np.ones((3, 3), np.uint8)),  # another number of labels
         (3, 16, np.ones((2, 4), np.uint8)),
         (3, 16, np.full((3, 4), 2, np.uint8)),
+        (3, 16, np.full((3, 4), -1, np.int8)),
         (3, 8, np.ones((3, 4), np.uint8)),  # another code length
     ],
 )

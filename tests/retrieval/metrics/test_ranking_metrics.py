@@ -141,6 +141,21 @@ def test_large_groups_agree_with_sampling():
         assert best > max(values), name
 
 
+def test_queries_evaluated_together_get_the_values_they_get_alone():
+    # The cut groups have different sizes, so the number of relevant items above the cut has different ranges.
+    rng = np.random.default_rng(4)
+    gains = np.zeros((8, N_GAINS, N_DISTANCES), np.int32)
+    for query in range(8):
+        for distance in rng.choice(N_DISTANCES, 60, p=rng.dirichlet(np.ones(N_DISTANCES))):
+            gains[query, rng.choice(N_GAINS, p=[0.6, 0.2, 0.15, 0.05]), distance] += 1
+    total = gains.sum(axis=1, dtype=np.int64)
+    together, relevant = Histograms(total, total - gains[:, 0], gains), total - gains[:, 0]
+    for figure in (average_precision, weighted_average_precision, precision, recall, average_cumulative_gain, ndcg):
+        for n in (1, 20, 59):
+            alone = [figure(Histograms(total[[query]], relevant[[query]], gains[[query]]), n=n) for query in range(8)]
+            np.testing.assert_allclose(figure(together, n=n), np.concatenate(alone, axis=1), rtol=1e-12, atol=1e-12)
+
+
 def test_bounds_hold_for_orders_that_chance_would_never_give():
     """10,000 of 20,000 equal distances are above the cut: all of them relevant has a probability of 1e-6000."""
     found = Histograms(np.array([[20_000, 5]]), np.array([[10_000, 5]]))
@@ -178,13 +193,13 @@ def test_curves_are_the_metrics_at_each_n():
 
 
 def test_lookup_counts_empty_balls_as_zero_or_leaves_them_out():
-    # query 0 finds nothing within 1 bit and 1 of 2 within 2; query 1 finds 1 of 1 within 0
-    found = Histograms(np.array([[0, 0, 2], [1, 0, 1]]), np.array([[0, 0, 1], [1, 0, 0]]))
+    # nothing is within 0 bits; query 0 finds nothing within 2 bits and 1 of 2 within 3; query 1 finds 1 of 1 within 1
+    found = Histograms(np.array([[0, 0, 0, 2], [0, 1, 0, 1]]), np.array([[0, 0, 0, 1], [0, 1, 0, 0]]))
     curve = lookup(found)
-    assert curve.precision_zero.tolist() == [0.5, 0.5, 0.5]
-    assert curve.precision_skip.tolist() == [1.0, 1.0, 0.5]
-    assert curve.recall.tolist() == [0.5, 0.5, 1.0]
-    assert curve.empty.tolist() == [0.5, 0.5, 0.0]
+    assert curve.precision_zero.tolist() == [0, 0.5, 0.5, 0.5]
+    np.testing.assert_array_equal(curve.precision_skip, [np.nan, 1.0, 1.0, 0.5])
+    assert curve.recall.tolist() == [0, 0.5, 0.5, 1.0]
+    assert curve.empty.tolist() == [1.0, 0.5, 0.5, 0.0]
 
 
 def test_share_of_ranks_that_ties_at_the_cut_decide():

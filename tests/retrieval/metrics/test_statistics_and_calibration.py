@@ -55,6 +55,7 @@ def test_per_label_means_and_their_macro_mean():
     np.testing.assert_allclose(found.mean, [0.4, 0.6, np.nan])
     assert found.n_queries.tolist() == [2, 1, 0]
     assert found.macro == pytest.approx(0.5)
+    assert per_label(np.array([0.3]), labels[:1]).macro == 0.3  # one query is enough
     assert per_label(np.zeros(3), labels * 0).macro == 0
 
 
@@ -140,7 +141,7 @@ def test_a_wanted_precision_becomes_the_largest_radius_that_gives_it():
     made = calibrate(found)
     assert made.at_distance == pytest.approx((0.8, 0.5, 0.2, 0.125))
     assert made.within_radius == pytest.approx((0.8, 0.8, 0.5, 0.2))
-    assert [made.radius(p) for p in (0, 0.2, 0.21, 0.5, 0.8, 0.81)] == [3, 3, 2, 2, 1, None]
+    assert [made.radius(p) for p in (0, 0.2, 0.21, 0.5, 0.8, 0.81, 1)] == [3, 3, 2, 2, 1, None, None]
     with pytest.raises(BadCodes, match="version 2"):
         Calibration.from_dict(asdict(made) | {"version": 2})
 
@@ -185,7 +186,7 @@ def test_quantisation_error_of_outputs():
         (lambda: compare(np.zeros(3), np.zeros(4)), BadCodes),
         (lambda: per_label(np.zeros(2), np.ones((3, 2), np.uint8)), BadCodes),
         (lambda: calibrate(Histograms(np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64))), BadCodes),
-        (lambda: calibrate(Histograms(np.ones((1, 4), int), np.ones((1, 4), int))).radius(90), BadConfig),
+        (lambda: calibrate(Histograms(np.ones((1, 4), int), np.ones((1, 4), int))).radius(1.5), BadConfig),
         (lambda: bit_statistics(np.zeros((0, 1), np.uint8), n_bits=8), BadCodes),
         (lambda: bit_statistics(np.zeros((3, 1), np.uint8), n_bits=2, outputs=np.zeros((2, 2))), BadCodes),
     ],

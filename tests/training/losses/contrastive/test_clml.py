@@ -72,6 +72,10 @@ def test_worked_by_hand():
     assert build(2, 2)(rows, torch.zeros(2, 2))["clml"].item() == pytest.approx(-5 / 2)  # legal without labels
     _, (gradient,) = gradients_of(build(2, 2, scale="none"), rows, apart)
     torch.testing.assert_close(gradient, torch.tensor([[1 - 0.6, 0], [1 - 0.8, 0]], dtype=torch.float64))
+    # Of the singular values 3 and 4, the first is below eps: it counts, but has no gradient.
+    value, (gradient,) = gradients_of(build(2, 2, scale="none", eps=3.5), upright, torch.zeros(2, 2))
+    assert value.item() == pytest.approx(-7)
+    torch.testing.assert_close(gradient, torch.tensor([[0, 0], [0, -1]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -74,6 +74,10 @@ def test_one_label_takes_one_dimension():
     assert zeta(12, 1) == zeta(12, 2) == -1
 
 
+def test_as_many_bits_as_dimensions_are_enough():
+    assert zeta(2, 4) == 0  # all codes are used, so the nearest differ in one bit of two
+
+
 @pytest.mark.parametrize(("n_bits", "n_classes"), [(64, 257), (257, 10), (4, 17)])
 def test_outside_the_table(n_bits, n_classes):
     with pytest.raises(BadConfig):
