@@ -64,7 +64,7 @@ def test_a_round_trip_keeps_everything(model, path):
     assert loaded.header == load_header(path) == load_header(str(path))
     assert loaded.header.preprocessing == PREPROCESSING
     assert loaded.header.label_names == ("a", "b")
-    assert loaded.header.training == {"x": 1}
+    assert (loaded.header.training, loaded.header.scores) == ({"x": 1}, {"val_mAP@5": 0.5})
     assert loaded.header.fingerprint == fingerprint(model, PREPROCESSING)
     pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 64, 64), dtype=np.uint8)
     with torch.no_grad():

@@ -197,10 +197,12 @@ def test_a_file_that_would_run_code_is_refused(tmp_path):
     assert not Path("/tmp/hashseek-evil").exists()
 
 
-@pytest.mark.parametrize("name", ["none.pth", "cut.safetensors", "cut.pth", "notes.txt"])
+@pytest.mark.parametrize("name", ["none.pth", "cut.safetensors", "cut.pth", "notes.txt", "list.pth"])
 def test_unusable_weights_files(tmp_path, name):
     file = tmp_path / name
-    if name != "none.pth":
+    if name == "list.pth":
+        torch.save([torch.zeros(100)], file)
+    elif name != "none.pth":
         save_file({"a": torch.zeros(100)}, file)
         file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(BadCheckpoint, match=name):

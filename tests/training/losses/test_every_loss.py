@@ -411,6 +411,11 @@ class Shrink(Loss):
 
     def terms(self, batch):
         return {"shrink": self.factor * batch.outputs.square().mean()}
+
+
+class OneOfEachRow(Shrink):
+    def terms(self, batch):
+        return {"shrink": batch.outputs.square().mean(dim=1)}
 '''
 
 
@@ -423,6 +428,8 @@ def test_a_loss_from_outside_the_package(tmp_path, monkeypatch):
     for hyper in ({"factor": 0}, {"facto": 1}):
         with pytest.raises(BadConfig, match="facto"):
             build_loss("my_losses:Shrink", n_classes=4, n_bits=5, **hyper)
+    with pytest.raises(BadConfig, match="OneOfEachRow"):
+        build_loss("my_losses:OneOfEachRow", n_classes=4, n_bits=5)(outputs, labels)
 
 
 def test_hbl_warns_once_that_a_small_batch_keeps_its_gate_shut():
