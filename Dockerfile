@@ -25,7 +25,7 @@ RUN if [ "$VARIANT" = cpu ]; then sed -i '/"faiss-gpu/d; s/\("faiss-cpu[^;"]*\);
     && pip install --no-cache-dir ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} '.[milvus]'
 
 FROM python:3.12-slim-bookworm
-RUN useradd --system --uid 10001 --create-home hashseek \
+RUN useradd --uid 10001 --create-home hashseek \
     && install -d -o hashseek -g hashseek /data
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH \

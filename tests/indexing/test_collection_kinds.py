@@ -77,6 +77,20 @@ def test_a_histogram_counts_the_images_at_each_distance(kind, n_distinct, among,
 
 
 @pytest.mark.parametrize("kind", APPROXIMATE)
+def test_a_search_among_most_images_is_exact(kind, tmp_path):
+    with closing(code_collection(tmp_path, n_bits=48)) as collection:
+        codes = random_codes(np.random.default_rng(0), 2000, 48)
+        collection.add(new_images(codes))
+        collection.build_index(kind)
+        most, queries = np.arange(21, 2001), codes[:20]
+        everywhere = [ids.tolist() for _, ids in collection.search(queries, k=30, effort=1)]
+        exact = [nearest(codes, query[None], 30, np.arange(1, 2001))[1].tolist() for query in queries]
+        assert everywhere != exact  # random codes are difficult for an approximate search
+        for query, (distances, ids) in zip(queries, collection.search(queries, k=30, among=most), strict=True):
+            assert np.array_equal((distances, ids), nearest(codes, query[None], 30, most))
+
+
+@pytest.mark.parametrize("kind", APPROXIMATE)
 def test_enough_changes_rebuild_the_structure(kind, filled, monkeypatch, tmp_path):
     monkeypatch.setattr(segments, "FRESH_LIMIT", 20)
     collection, _ = filled

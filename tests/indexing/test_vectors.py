@@ -235,7 +235,9 @@ def test_vectors_may_be_lists_or_tensors(tmp_path):
         hashseek.create_vector_collection(tmp_path / "c", [[1.0, 2.0], [3.0]], ["a", "b"], n_bits=16)
     names = [f"v{i}" for i in range(20)]
     with hashseek.create_vector_collection(tmp_path / "c", rows.tolist(), names, n_bits=16) as opened:
-        opened.add_vectors(torch.from_numpy(rows[:1] + 1), ["another"])
+        opened.add_vectors(torch.from_numpy(rows[:1] + 1), ["another"], labels=[["new"]], attributes=[{"year": 2024}])
+        found = opened.search_vector(rows[0] + 1, k=1)[0].image
+        assert (found.key, found.labels, found.attributes) == ("another", ("new",), {"year": 2024})
         assert opened.search_vector(rows[7].tolist(), k=1)[0].image.key == "v7"
         assert len(opened) == 21
     with pytest.raises(BadCollection):

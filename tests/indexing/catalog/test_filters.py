@@ -99,8 +99,15 @@ def test_long_invalid_conditions_are_refused_in_linear_time(text):  # quadratic:
         ("2026-01-31T23:59:59.5Z", "2026-01-31T23:59:59Z"),
     ],
 )
-def test_times_are_parsed_to_the_catalogs_format(text, stored):
-    assert parse_time(text) == stored
+def test_times_are_parsed_to_the_catalogs_format_in_any_time_zone(text, stored, monkeypatch):
+    found = {}
+    for zone in ("UTC", "JST-9"):
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", zone)
+            time.tzset()
+            found[zone] = parse_time(text)
+        time.tzset()
+    assert found == {"UTC": stored, "JST-9": stored}
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "1e9", "9999-12-31T23:59:59-10:00"])

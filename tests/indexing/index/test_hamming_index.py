@@ -42,11 +42,13 @@ def check(index, xq, xb, ids, k, mask=None):
             assert np.array_equal(apart, wanted[0][row][within])
             assert np.array_equal(near, wanted[1][row][within])
     everything = expected(xq, xb, ids, len(ids), mask)
-    for row, (apart, near) in enumerate(index.search_ties(xq, k=k, among=among)):
-        as_near = everything[0][row] <= (wanted[0][row, -1] if wanted[0].size else -1)
-        assert np.array_equal(apart, everything[0][row][as_near])
-        assert np.array_equal(near, everything[1][row][as_near])
-        assert np.array_equal(index.codes_of(near), xb[np.searchsorted(ids, near)])
+    found = [(radius, index.range(xq, radius=radius, k=k, among=among, ties=True)) for radius in (0, index.n_bits)]
+    for radius, of_queries in (*found, (index.n_bits, index.search_ties(xq, k=k, among=among))):
+        for row, (apart, near) in enumerate(of_queries):
+            as_near = everything[0][row] <= min(radius, wanted[0][row, -1] if wanted[0].size else -1)
+            assert np.array_equal(apart, everything[0][row][as_near])
+            assert np.array_equal(near, everything[1][row][as_near])
+            assert np.array_equal(index.codes_of(near), xb[np.searchsorted(ids, near)])
 
 
 @pytest.mark.parametrize("n_bits", WIDTHS)
