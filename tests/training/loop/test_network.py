@@ -79,6 +79,7 @@ def test_chunks_draw_the_same_dropout_in_both_passes(device):
     parts = build(model={"dropout": 0.5}, loss={"name": "mulsupcon"})
     for part in parts[:2]:
         part.to(device)
+    assert parts[0].dropout.p == 0.5
     seen = []
     parts[0].dropout.register_forward_hook(lambda module, inputs, output: seen.append(output.detach().clone()))
     step(parts, torch.randn(8, 6).to(device), torch.ones(8, 3).to(device), chunk_size=4)

@@ -1,11 +1,13 @@
-"""Learning rates follow their schedules, and a restored schedule continues them exactly."""
+"""Each part learns at its own rate; rates follow their schedules, and a restored schedule continues them exactly."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from hashseek.training.loop.optimizers import build_scheduler
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.loop.network import build_network
+from hashseek.training.loop.optimizers import build_optimizer, build_scheduler
 from support.models import run_config
 
 STEPS = 10
@@ -45,3 +47,23 @@ def test_rates_follow_their_schedule_and_a_restored_one_continues_exactly(settin
     optimizer.load_state_dict(saved[0])
     scheduler.load_state_dict(saved[1])
     assert begun + rates(optimizer, scheduler, 63) == found
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("own_rates", [True, False])
+def test_heads_backbone_and_proxies_have_their_rates_and_all_have_the_other_settings(name, own_rates):
+    own = {"backbone_lr": 0.01, "proxy_lr": 1.0} if own_rates else {"backbone_lr": None, "proxy_lr": None}
+    momentum = {"momentum": 0.7} if name == "sgd" else {}
+    settings = {"name": name, "lr": 0.1, "weight_decay": 0.2, **momentum, **own}
+    config = run_config(Path(), model={"backbone": "mlp:6-8"}, optimizer=settings)
+    network, objective, _ = build_network(config, HashModel(backbone="mlp:6-8", n_bits=12), n_classes=3)
+    groups = build_optimizer(config, network, objective).param_groups
+    found = {parameter: group["lr"] for group in groups for parameter in group["params"]}
+    parts = [
+        (network.model.head.parameters(), 0.1),
+        (network.model.backbone.parameters(), own["backbone_lr"] or 0.1),
+        (objective.parameters(), own["proxy_lr"] or 0.1),
+    ]
+    assert found == {parameter: rate for parameters, rate in parts for parameter in parameters}
+    assert {group["weight_decay"] for group in groups} == {0.2}
+    assert {group.get("momentum") for group in groups} == {momentum.get("momentum")}
