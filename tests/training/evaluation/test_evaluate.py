@@ -179,9 +179,7 @@ def test_the_command_prints_the_summary_and_writes_the_folder(world, tmp_path, c
         ("-n", "0"),
         ("--points", "-1"),
         ("--calibrate", "nowhere"),
-        ("--url", "http://127.0.0.1:1", "--lengths"),
         ("--baseline", "untrained"),
-        ("--url", "http://127.0.0.1:1", "--out", "report"),
         ("nowhere.safetensors",),
     ],
 )

@@ -100,6 +100,8 @@ def test_service_and_library_give_the_same_ranking_and_metrics(kind, world, serv
     assert "8 of 8 queries" in printed
     assert f"| 5 | {found.mean_ap[5][0]:.6f} | {found.mean_ap[5][0]:.6f} | +0.000000 |" in printed
     assert not (checkpoint.parent / "evaluation-model").exists()
+    for of_reports in (["--lengths"], ["--protocol", "hyp2"], ["--out", data], ["--calibrate", data], [checkpoint]):
+        assert run_command(capsys, *arguments, *of_reports)[:2] == (2, "")
 
 
 def test_a_service_with_keys_gets_one(world, serve, hashseek, tmp_path, monkeypatch):
