@@ -5,8 +5,8 @@
 #   docker run --rm -v data:/data hashseek keys create me --role admin --keys /data/keys.toml
 #   docker run -p 8000:8000 -v data:/data -e HASHSEEK_KEYS=/data/keys.toml hashseek
 #
-# docs/how-to/operate-the-service.md has more. TORCH_INDEX_URL is the address of other builds of PyTorch, which its
-# installation page names: the usual ones bring CUDA along, 5 GB that a machine without a GPU does not need.
+# docs/how-to/operate-the-service.md has more. TORCH_INDEX_URL is the URL of an index with other builds of PyTorch, such as
+# those for CPUs: PyTorch's installation page lists them. The default builds contain CUDA, 5 GB that only GPUs need.
 
 FROM python:3.12-slim-bookworm AS build
 ARG VARIANT=cpu
