@@ -198,7 +198,7 @@ def test_a_list_of_urls_is_downloaded_and_stored(hashseek, web, tmp_path, pictur
     assert (code, out.split(";")[0]) == (0, "added 9, already stored 4, skipped 0")
 
 
-def test_private_urls_are_read_again_only_if_allowed(hashseek, web, tmp_path, checkpoint):
+def test_private_urls_are_read_again_only_if_allowed(hashseek, web, tmp_path, checkpoint, other_checkpoint):
     folder = tmp_path / "collection"
     add = ("index", "add", folder, f"{web}/picture 00.jpg", f"{web}/picture 01.jpg", "--allow-private")
     assert hashseek(*add, "--checkpoint", checkpoint, "--device", "cpu")[0] == 0
@@ -206,6 +206,7 @@ def test_private_urls_are_read_again_only_if_allowed(hashseek, web, tmp_path, ch
         ("verify", folder, "--codes", 2),
         ("verify", folder, "--repair"),
         ("duplicates", folder, "--radius", 4, "--flips"),
+        ("reencode", folder, "--checkpoint", other_checkpoint, "--device", "cpu"),
     ):
         if "--repair" in command:
             sql(folder / "catalog.sqlite", "DELETE FROM codes WHERE image_id = 2")

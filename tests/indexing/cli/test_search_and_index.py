@@ -12,12 +12,12 @@ import pytest
 
 from hashseek.api.cli import build
 from hashseek.indexing.catalog.filters import Filter
-from hashseek.indexing.collection import Collection
+from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig
-from support.collections import index_folder
+from support.collections import index_folder, sql
 from support.paths import ROOT
-from support.pictures import N_PICTURES, draw
+from support.pictures import N_PICTURES, draw, save
 
 URL = "http://127.0.0.1:8000"
 
@@ -121,6 +121,24 @@ def test_removing_takes_all_or_none_and_verifying_lists_damage(hashseek, own_col
     assert err.startswith("hashseek: ")
     assert hashseek("index", "remove", own_collection, 1)[0] == 0
     assert hashseek("index", "verify", own_collection)[0] == 0
+
+
+def test_commands_write_an_index_of_what_they_have_changed(hashseek, own_collection, tmp_path):
+    save(tmp_path / "new.png", 100)
+    assert hashseek("index", "export", own_collection, tmp_path / "all.parquet")[0] == 0
+    for command in (
+        ("add", own_collection, tmp_path / "new.png", "--device", "cpu"),
+        ("remove", own_collection, 2),
+        ("import", tmp_path / "all.parquet", own_collection),
+    ):
+        before = meta(own_collection)["generation"]
+        assert hashseek("index", *command)[0] == 0
+        after = meta(own_collection)
+        assert int(before) < int(after["generation"]) == json.loads(after["index"])["generation"], command
+
+
+def meta(folder):
+    return dict(sql(folder / CATALOG, "SELECT key, value FROM meta"))
 
 
 def test_removing_by_filter_needs_the_expected_number(hashseek, own_collection):
