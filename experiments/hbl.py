@@ -188,14 +188,13 @@ def cross_validate(
     """Train `method` with `settings` on all folds but one and probe on that one, for every fold of the training split.
 
     Every number of cycles, layer and decay of the probe is tried; the one with the best mean over folds is chosen.
-    After each fold `report` gets the best mean so far; it may raise an exception to stop.
 
     Args:
         train: the training split, of vectors.
         method: a key of `METHODS`.
         settings: as `suggest` returns them.
         n_folds: parts of the training split; the same rows for every method and point.
-        report: called with (fold, score).
+        report: called with (folds done, best mean so far); it may raise an exception to stop.
 
     Raises:
         BadCodes: training diverged.
@@ -229,7 +228,7 @@ def cross_validate(
                     p_at_1[fold, point] = precision_at_1(probabilities, labels[inside])
                     point += 1
         score = (mean_ap[: fold + 1].mean(axis=0) + p_at_1[: fold + 1].mean(axis=0)) / 2
-        report(fold, float(score.max()))
+        report(fold + 1, float(score.max()))
     best = int(score.argmax())
     cycles, layer, decay = tried[best]
     return Choice(

@@ -16,10 +16,10 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from experiments import hbl
-from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.retrieval.errors import BadConfig
 from hashseek.training.data.splits import Splits
 from hashseek.training.runs.run_folder import read_records, write_records
-from hashseek.training.sweep import RANDOM_TRIALS, locked, next_trial, open_study
+from hashseek.training.sweep import RANDOM_TRIALS, Report, locked, open_study, run_trials
 
 MARGINS_OFF = "margins off"
 
@@ -84,33 +84,16 @@ def _search(
     study.set_user_attr("protocol", protocol)
     if not study.get_trials(deepcopy=False):
         study.enqueue_trial(hbl.defaults(method))
-    while (trial := next_trial(study, n_trials, seed=crc32(method.encode()))) is not None:
-        outcome = _run_trial(study, trial, splits, method, n_folds=n_folds)
-        say(f"{place.name} {method}: trial {trial.number + 1} of {n_trials} {outcome}")
+
+    def objective(trial: optuna.Trial, report: Report) -> float:
+        settings = hbl.suggest(trial, method)
+        choice = hbl.cross_validate(splits.train, method=method, settings=settings, n_folds=n_folds, report=report)
+        trial.set_user_attr("settings", settings)
+        trial.set_user_attr("choice", asdict(choice))
+        return choice.score
+
+    for trial, outcome in run_trials(study, n_trials, objective, seed=crc32(method.encode()), n_steps=n_folds):
+        say(f"{place.name} {method}: trial {trial.number + 1} of {n_trials}: {outcome}")
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         raise BadConfig(f"all {n_trials} trials of {method} failed: increase --trials")
     return study.best_trial
-
-
-def _run_trial(study: optuna.Study, trial: optuna.Trial, splits: Splits, method: str, *, n_folds: int) -> str:
-    settings = hbl.suggest(trial, method)
-    reported = set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
-
-    def report(fold: int, score: float) -> None:
-        if fold not in reported:  # by the process that was interrupted
-            trial.report(score, fold)
-        if fold + 1 < n_folds and trial.should_prune():
-            raise optuna.TrialPruned
-
-    try:
-        choice = hbl.cross_validate(splits.train, method=method, settings=settings, n_folds=n_folds, report=report)
-    except optuna.TrialPruned:
-        study.tell(trial, state=TrialState.PRUNED)
-        return "was pruned"
-    except HashseekError as error:
-        study.tell(trial, state=TrialState.FAIL)
-        return f"failed: {error}"
-    trial.set_user_attr("settings", settings)
-    trial.set_user_attr("choice", asdict(choice))
-    study.tell(trial, choice.score)
-    return f"scored {choice.score:.4f}, best {study.best_value:.4f}"

@@ -9,7 +9,7 @@
 A sweep that was killed continues when it is started again. The interrupted trial resumes at its last epoch, and later
 trials are the same as in an uninterrupted sweep: each is drawn by its own sampler, seeded with (seed of the
 sweep, number), from the results of the trials before it, which the storage has.
-`open_study`, `next_trial` and `locked` also serve searches that do not train with `fit` (experiments/).
+`open_study`, `run_trials` and `locked` also serve searches that do not train with `fit` (experiments/).
 """
 
 import copy
@@ -19,10 +19,10 @@ import json
 import math
 import shlex
 import sqlite3
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,12 @@ import tomli_w
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.pool import NullPool
 
-from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.retrieval.errors import BadCodes, BadConfig, HashseekError
 from hashseek.retrieval.files import write_atomically
 from hashseek.training.config import parse_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
-from hashseek.training.loop.fit import Stop, fit
+from hashseek.training.loop.fit import fit
 from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, read_records
@@ -51,6 +51,9 @@ RANDOM_TRIALS = 4
 UNPRUNED_TRIALS = 4
 # Share of the epochs that every trial gets: early in a schedule, the order of trials is not informative.
 UNPRUNED_EPOCHS = 0.3
+
+Report = Callable[[int, float], None]
+"""Reports the score after a step of a trial."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,7 @@ def sweep(
 
     Raises:
         BadConfig: bad ranges or settings, a folder that holds something else, or no trial that finished.
-        HashseekError: see `fit`. A trial that diverges or runs out of memory does not raise, but counts as the
-            worst.
+        HashseekError: see `fit` and `run_trials`.
     """
     progress = progress or Progress(quiet=True)
     content = {key: copy.deepcopy(value) for key, value in config_content.items() if key != "sweep"}
@@ -112,20 +114,32 @@ def sweep(
         raise BadConfig(f"train.devices is {config.train.devices}, but a sweep trains in one process: set it to 1")
     data = build_splits(config.data.name, **config.data.options()).fingerprint
     what = {"config": content, "space": dict(space), "seed": seed, "prune": prune, "splits_sha256": data}
+
+    def objective(trial: optuna.Trial, report: Report) -> float:
+        values = {name: trial._suggest(name, one) for name, one in distributions.items()}
+        run = _run_of(trial, folder)
+
+        def on_epoch(record: dict[str, Any]) -> None:
+            report(record["epoch"], record[f"val_mAP@{config.train.val_n}"])
+
+        for record in read_records(run.log):
+            on_epoch(record)
+        try:
+            of_trial = parse_config(with_values(content, values), source="its settings")
+            return fit(of_trial, out=run.folder, resume=run.config.is_file(), on_epoch=on_epoch).best_score
+        except (Diverged, OutOfMemory):
+            raise
+        except HashseekError as error:
+            raise type(error)(f"trial {trial.number} of the sweep ({_shown(values)}): {error}") from None
+
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _describe(folder, what)
         n_unpruned = math.ceil(UNPRUNED_EPOCHS * config.train.epochs)
         median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_unpruned + 1)  # steps are epochs from 1
         study = open_study(folder / "sweep.db", "sweep", median if prune else optuna.pruners.NopPruner())
-        while (trial := next_trial(study, n_trials, seed=seed)) is not None:
-            values = {name: trial._suggest(name, one) for name, one in distributions.items()}
-            shown = ", ".join(f"{name} = {_text(value)}" for name, value in values.items())
-            try:
-                outcome = _run_trial(study, trial, with_values(content, values), folder)
-            except HashseekError as error:
-                raise type(error)(f"trial {trial.number} of the sweep ({shown}): {error}") from None
-            progress.console.print(f"trial {trial.number}  {shown}  {outcome}", markup=False)
+        for trial, outcome in run_trials(study, n_trials, objective, seed=seed, n_steps=config.train.epochs):
+            progress.console.print(f"trial {trial.number}  {_shown(trial.params)}  {outcome}", markup=False)
             _drop_weights(study, folder)
         score_name = f"validation mAP@{config.train.val_n}"
         _write_trials(study, distributions, folder, score_name)
@@ -156,11 +170,46 @@ def open_study(storage: Path, name: str, pruner: optuna.pruners.BasePruner) -> o
     )
 
 
-def next_trial(study: optuna.Study, n_trials: int, *, seed: int) -> optuna.Trial | None:
-    """The interrupted trial if there is one, else a new one; None when there are `n_trials`.
+def run_trials(
+    study: optuna.Study, n_trials: int, objective: Callable[[optuna.Trial, Report], float], *, seed: int, n_steps: int
+) -> Iterator[tuple[optuna.Trial, str]]:
+    """Run trials until there are `n_trials`, an interrupted one first; yields each with its outcome in words.
 
-    Searches with different seeds draw independently of each other.
+    Searches with different seeds draw independently of each other. A trial that diverges or runs out of memory does not
+    raise, but counts as the worst.
+
+    Args:
+        study: from `open_study`.
+        n_trials: number of trials, finished ones included.
+        objective: returns the score of a trial, and calls `report(step, score)` after each step, which ends the trial
+            if it should be pruned.
+        seed: seed of the settings.
+        n_steps: number of steps of a trial, counted from 1.
     """
+
+    def report(trial: optuna.Trial, step: int, score: float) -> None:
+        if step not in study.get_trials(deepcopy=False)[trial.number].intermediate_values:  # by an interrupted process
+            trial.report(score, step)
+        if step < n_steps and trial.should_prune():
+            raise optuna.TrialPruned
+
+    while (trial := _next_trial(study, n_trials, seed=seed)) is not None:
+        try:
+            score = objective(trial, partial(report, trial))
+        except optuna.TrialPruned:
+            study.tell(trial, state=TrialState.PRUNED)
+            yield trial, "pruned"
+        except (BadCodes, Diverged, OutOfMemory) as error:
+            trial.set_user_attr("reason", str(error))
+            study.tell(trial, state=TrialState.PRUNED)
+            yield trial, f"failed: {error}"
+        else:
+            study.tell(trial, score)
+            yield trial, f"score {score:.4f}"
+
+
+def _next_trial(study: optuna.Study, n_trials: int, *, seed: int) -> optuna.Trial | None:
+    """The interrupted trial if there is one, else a new one; None when there are `n_trials`."""
     trials = study.get_trials(deepcopy=False)
     interrupted = [trial for trial in trials if trial.state == TrialState.RUNNING]
     number = interrupted[0].number if interrupted else sum(trial.state != TrialState.WAITING for trial in trials)
@@ -199,42 +248,6 @@ def _describe(folder: Path, what: dict[str, Any]) -> None:
         raise BadConfig(f"{folder} holds files that are not a sweep: choose another folder with --out")
     else:
         write_atomically(file, json.dumps(what, indent=2).encode())
-
-
-def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any], folder: Path) -> str:
-    """Train, report the result to the study, and return it in words."""
-    run = _run_of(trial, folder)
-    started = time.perf_counter()
-    config = parse_config(content, source="its settings")
-    score_name = f"val_mAP@{config.train.val_n}"
-    reported = set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
-    pruned = False
-
-    def report(record: dict[str, Any]) -> None:
-        nonlocal pruned
-        if record["epoch"] not in reported:  # by the process that was interrupted
-            trial.report(record[score_name], record["epoch"])
-        pruned = record["epoch"] < config.train.epochs and trial.should_prune()
-        if pruned:
-            raise Stop
-
-    earlier = read_records(run.log)
-    try:
-        for record in earlier:
-            report(record)
-        result = fit(config, out=run.folder, resume=run.config.is_file(), on_epoch=report)
-    except Stop:
-        pass
-    except (Diverged, OutOfMemory) as error:
-        trial.set_user_attr("reason", str(error))
-        study.tell(trial, state=TrialState.PRUNED)
-        return f"failed: {error}"
-    trial.set_user_attr("seconds", sum(record["seconds"] for record in earlier) + time.perf_counter() - started)
-    if pruned:
-        study.tell(trial, state=TrialState.PRUNED)
-        return f"pruned after {len(read_records(run.log))} epochs"
-    study.tell(trial, result.best_score)
-    return f"validation mAP {result.best_score:.4f}"
 
 
 def _drop_weights(study: optuna.Study, folder: Path) -> None:
@@ -277,7 +290,7 @@ def _write_trials(study: optuna.Study, space: Distributions, folder: Path, score
     writer.writerow(["trial", "outcome", score_name.replace(" ", "_"), "epochs", "seconds", *space, "reason"])
     for trial in study.get_trials(deepcopy=False):
         value = trial.value if trial.state == TrialState.COMPLETE else None
-        seconds = f"{trial.user_attrs.get('seconds', 0):.1f}"
+        seconds = f"{sum(record['seconds'] for record in read_records(_run_of(trial, folder).log)):.1f}"
         parameters = [trial.params.get(name) for name in space]
         reason = trial.user_attrs.get("reason", "")
         epochs = len(trial.intermediate_values)
@@ -298,5 +311,6 @@ def _outcome(trial: FrozenTrial) -> str:
     return "failed" if "reason" in trial.user_attrs else {TrialState.COMPLETE: "scored"}.get(trial.state, "pruned")
 
 
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _shown(values: Mapping[str, Any]) -> str:
+    texts = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in values.items()}
+    return ", ".join(f"{name} = {text}" for name, text in texts.items())

@@ -15,7 +15,7 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training import sweep as sweep_module
 from hashseek.training.config import load_config
 from hashseek.training.loop.fit import fit
-from hashseek.training.sweep import next_trial, open_study, sweep
+from hashseek.training.sweep import open_study, run_trials, sweep
 from hashseek.training.sweep_space import parse_space
 from support.commands import wait_until
 
@@ -257,9 +257,12 @@ def test_every_trial_and_every_seed_draws_anew_and_the_fifth_has_learnt(tmp_path
 
     def drawn(seed: int, score) -> list[tuple]:
         study = open_study(tmp_path / "studies.db", f"{seed} {score}", optuna.pruners.NopPruner())
-        while (trial := next_trial(study, 6, seed=seed)) is not None:
-            values = [trial._suggest(name, one) for name, one in distributions.items()]
-            study.tell(trial, values[0] * score)
+
+        def objective(trial, _):
+            rate, *_ = [trial._suggest(name, one) for name, one in distributions.items()]
+            return rate * score
+
+        assert len(list(run_trials(study, 6, objective, seed=seed, n_steps=1))) == 6
         return [tuple(trial.params.values()) for trial in study.trials]
 
     seeds = [drawn(seed, 1) for seed in (0, 1, 1_000_003, 2**40)]

@@ -46,11 +46,6 @@ from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, save_state, saved_state, start_run, write_records
 from hashseek.training.runs.tracking import Tracker, write_start
 
-
-class Stop(Exception):
-    """Raised by `on_epoch` to end the run cleanly after this epoch."""
-
-
 OnEpoch = Callable[[dict[str, Any]], None]
 
 
@@ -80,7 +75,7 @@ def fit(
         out: the run folder.
         resume: continue the run in `out`, if there is one.
         progress: where progress is printed; None prints nothing.
-        on_epoch: called with the record of each epoch after it is saved; it may raise `Stop`. Only with one process.
+        on_epoch: called with the record of each epoch after it is saved. Only with one process.
 
     Raises:
         HashseekError: bad data, weights or settings, a run folder that is in use, too little memory, or a loss that
@@ -245,10 +240,7 @@ def _train(
             save_state(run, state.saved(config))
         shown.epoch(record, is_best=is_best)
         if on_epoch is not None:
-            try:
-                on_epoch(record)
-            except Stop:
-                break
+            on_epoch(record)
     if tracker is not None:
         _save(run.last, job, config, state.records[-1])
 

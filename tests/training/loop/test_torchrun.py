@@ -16,7 +16,7 @@ import tomli_w
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import Config
 from hashseek.training.data.datasets.shapes import render_shapes
-from hashseek.training.loop.fit import Stop, fit
+from hashseek.training.loop.fit import fit
 from hashseek.training.runs.run_folder import Run, read_records
 from support.models import EVERYTHING, run_config
 
@@ -143,11 +143,12 @@ def test_two_hosts_train_as_one_process_also_after_one_was_killed(pictures, tmp_
 
 def test_a_run_goes_on_with_another_number_of_processes(pictures, tmp_path):
     def stop(record) -> None:
-        raise Stop
+        raise KeyboardInterrupt
 
     settings = config(pictures)
     out = tmp_path / "run"
-    fit(settings, out=out, on_epoch=stop)
+    with pytest.raises(KeyboardInterrupt):
+        fit(settings, out=out, on_epoch=stop)
     two = fit(config(pictures, train__devices=2), out=out, resume=True).run
     assert_same_curve(two, fit(settings, out=tmp_path / "one").run)
 
