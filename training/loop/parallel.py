@@ -178,8 +178,10 @@ def gather(rows: Tensor) -> Tensor:
     """Rows (B, ...) of all processes, in the order of ranks, with a gradient for those of this process."""
     if not _several():
         return rows
-    gathered: Tensor = _Gather.apply(rows)
-    return gathered
+    lengths = gather_rows(torch.tensor([len(rows)], device=rows.device)).tolist()
+    everyone, start = gather_rows(rows.detach()), sum(lengths[: dist.get_rank()])
+    # Every process has the same loss of the same rows: its part of the gradient is already complete.
+    return torch.cat([everyone[:start], rows, everyone[start + len(rows) :]])
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -196,17 +198,3 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 def _several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        lengths = gather_rows(torch.tensor([len(rows)], device=rows.device)).tolist()
-        ctx.start = sum(lengths[: dist.get_rank()])
-        ctx.length = len(rows)
-        return gather_rows(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        # Every process has the same loss of the same rows: its part of this gradient is already complete.
-        return grads[0][ctx.start : ctx.start + ctx.length]

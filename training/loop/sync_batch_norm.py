@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hashseek.retrieval.errors import BadConfig
@@ -78,8 +77,5 @@ class _Sum(torch.autograd.Function):
         return values
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
-        grad = grad.clone()
-        dist.all_reduce(grad)
-        return grad
+    def backward(ctx: Any, grad: Tensor) -> Any:  # noqa: ARG004
+        return _Sum.apply(grad)
