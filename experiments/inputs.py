@@ -1,6 +1,6 @@
 """What a comparison searches: data sets, their splits, and the features of a frozen backbone."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +11,6 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import Config
 from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.datasets import Splits, build_splits
-from hashseek.training.data.splits import NAMES
 from hashseek.training.data.training_images import Images, without_broken
 from hashseek.training.loop.fit import initial_model, preprocessing_of
 
@@ -93,11 +92,7 @@ class Inputs:
 def intact_splits(config: Config) -> Splits:
     """The splits of a configuration, without images that cannot be decoded."""
     splits = build_splits(config.data.name, **config.data.options())
-    parts = {}
-    for name in NAMES:
-        source = f"{config.data.name} ({name})"
-        parts[name], _ = without_broken(getattr(splits, name), on_error=splits.on_error, source=source)
-    return replace(splits, **parts)
+    return without_broken(splits, source=config.data.name)
 
 
 def inputs_of(config: Config) -> Inputs:

@@ -49,9 +49,9 @@ def inspect(
     from hashseek.training.data.inspection import as_text, inspect_splits
 
     if files and splits.train.vectors is None:
-        from hashseek.training.data.training_images import with_broken_images  # loads torch
+        from hashseek.training.data.training_images import without_broken  # loads torch
 
-        splits = with_broken_images(splits, source=str(chosen.get("root", name)))
+        splits = without_broken(splits, source=str(chosen.get("root", name)))
     progress = Progress()
     n_images = len(splits.train) + len(splits.query) + len(splits.database)
     with progress.task("comparing files", n_images if files else 0) as advance:

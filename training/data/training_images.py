@@ -19,7 +19,7 @@ from torch import Tensor
 from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
 from hashseek.retrieval.files import cached_file, write_atomically
 from hashseek.retrieval.images import Pixels, Preprocessing, load_file, read_bytes
-from hashseek.retrieval.label_files import OnError, Problem, refuse
+from hashseek.retrieval.label_files import Problem, refuse
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.training.config import TrainSection
 from hashseek.training.data.augmentation import augment, generators
@@ -166,14 +166,33 @@ def _memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Split, list[Problem]]:
-    """The images of `split` that can be decoded, and the problems of the others; all of it if it has vectors.
+def without_broken(splits: Splits, names: Sequence[str] = NAMES, *, source: str) -> Splits:
+    """The splits without images of those named that cannot be decoded, which become problems; vectors are not checked.
 
     The cache records that a list of files has no broken image, until a file or Pillow changes.
 
     Raises:
-        BadDataset: an image is broken and `on_error` is "stop", or no image is left.
+        BadDataset: an image is broken and on_error is "stop", or a split has no other image.
     """
+    parts: dict[str, Split] = {}
+    broken: list[Problem] = []
+    for name in names:
+        split: Split = getattr(splits, name)
+        problems = _broken_images(split) if len(split) and split.vectors is None else {}
+        if problems and splits.on_error == "stop":
+            refuse(Path(f"{source} ({name})"), list(problems.values()))
+        if problems and len(problems) == len(split):
+            raise BadDataset(
+                f"none of the {len(split)} {name} images of {source} can be decoded; the first: {problems[0]}"
+            )
+        parts[name] = split.take([row for row in range(len(split)) if row not in problems]) if problems else split
+        broken += problems.values()
+    different = dict.fromkeys(broken)  # training images may be in the database too
+    return replace(splits, **parts, problems=(*splits.problems, *different))
+
+
+def _broken_images(split: Split) -> dict[int, Problem]:
+    """The images of `split` that cannot be decoded, by row."""
 
     def check(row: int) -> str | None:
         try:
@@ -182,34 +201,15 @@ def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Spl
             return str(error)
         return None
 
-    if split.vectors is not None:
-        return split, []
     known = _known_to_decode(split.paths)
     if known is not None and known.is_file():
-        return split, []
-    reasons = list(load_ahead(range(len(split)), check, depth=64))
-    if known is not None and not any(reasons):
+        return {}
+    reasons = load_ahead(range(len(split)), check, depth=64)
+    problems = {row: Problem(split.where[row], reason) for row, reason in enumerate(reasons) if reason}
+    if known is not None and not problems:
         with suppress(OSError):  # a full or read-only disk: they are decoded again next time
             write_atomically(known, b"")
-    problems = [Problem(split.where[row], reason) for row, reason in enumerate(reasons) if reason]
-    if problems and on_error == "stop":
-        refuse(Path(source), problems)
-    kept = [row for row, reason in enumerate(reasons) if not reason]
-    if not kept:
-        raise BadDataset(f"none of the {len(split)} images of {source} can be decoded; the first: {problems[0]}")
-    return split.take(kept), problems
-
-
-def with_broken_images(splits: Splits, *, source: str) -> Splits:
-    """The splits, with images that cannot be decoded among their problems.
-
-    Raises:
-        BadDataset: there are any and on_error is "stop", or a split has no other image.
-    """
-    parts = [part for name in NAMES if len(part := getattr(splits, name))]
-    broken = [problem for part in parts for problem in without_broken(part, on_error=splits.on_error, source=source)[1]]
-    different = dict.fromkeys(broken)  # training images may be in the database too
-    return replace(splits, problems=(*splits.problems, *different))
+    return problems
 
 
 # Decoding to a small size is fast and still reads the whole file, so that it finds truncated ones.

@@ -72,13 +72,11 @@ class EvaluationOptions:
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """What is evaluated: a checkpoint, the images of both splits that can be decoded, and the values of N."""
+    """What is evaluated: a checkpoint, splits without broken queries and database images, and the values of N."""
 
     options: EvaluationOptions
     header: Header
     splits: Splits
-    query: Split
-    database: Split
     held_out: tuple[str, ...]
     labels_used: LabelPart
     notes: list[str]
@@ -86,7 +84,7 @@ class EvaluationTask:
     @property
     def ns(self) -> list[int]:
         """The values of N, none of them larger than the database."""
-        return list(dict.fromkeys(effective_n(n, len(self.database)) for n in self.options.ns))
+        return list(dict.fromkeys(effective_n(n, len(self.splits.database)) for n in self.options.ns))
 
     def average_precision(
         self, hits: NDArray[np.bool_], n_relevant: NDArray[np.int64], normalizer: Normalizer | None = None
@@ -122,17 +120,15 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
             f"--labels {options.labels} needs a checkpoint with held-out labels (data.held_out), but {first.name} was "
             "trained with all labels"
         )
-    name, on_error = options.data_name, splits.on_error
-    query, in_query = without_broken(splits.query, on_error=on_error, source=f"{name} (query)")
-    database, in_database = without_broken(splits.database, on_error=on_error, source=f"{name} (database)")
-    problems = [*splits.problems, *in_query, *in_database]
+    splits = without_broken(splits, ("query", "database"), source=options.data_name)
+    problems = splits.problems
     options.progress.problems(problems, [])
     skipped = [str(problem) for problem in problems if problem.skipped]
     notes = [str(problem) for problem in problems if not problem.skipped] + skipped[:N_SKIPPED]
     if len(skipped) > N_SKIPPED:
         notes.append(f"and {len(skipped) - N_SKIPPED} more skipped lines and images")
     notes += other_splits
-    return EvaluationTask(options, first.header, splits, query, database, held_out, labels_used, notes)
+    return EvaluationTask(options, first.header, splits, held_out, labels_used, notes)
 
 
 def assemble(
@@ -152,7 +148,7 @@ def assemble(
         points: from `project`.
         fields: further fields of the report.
     """
-    options, header, query, database = task.options, task.header, task.query, task.database
+    options, header, query, database = task.options, task.header, task.splits.query, task.splits.database
     names, ranking = task.splits.label_names, found.ranking
     ap = found.per_query[f"AP@{found.main_n}"].expected
 
@@ -202,7 +198,7 @@ def _sources(header: Header, data_set: str | None) -> dict[str, str]:
 
 def _describe_data(task: EvaluationTask, n_relevant: NDArray[np.int64]) -> dict[str, Any]:
     """The data set, for the protocol."""
-    splits, query, database = task.splits, task.query, task.database
+    splits, query, database = task.splits, task.splits.query, task.splits.database
     return {
         "data_set": task.options.data_name,
         "queries": len(query),
@@ -242,10 +238,10 @@ def hash_split(split: Split) -> str:
 
 def _per_query(task: EvaluationTask, found: Measurements) -> dict[str, list[Any]]:
     """The table per query: AP, precision and nDCG with their bounds, and AP in the order of search."""
-    names = task.splits.label_names
+    query, names = task.splits.query, task.splits.label_names
     columns: dict[str, list[Any]] = {
-        "query": [path.name for path in task.query.paths],
-        "labels": [";".join(names[i] for i in np.flatnonzero(row).tolist()) for row in task.query.labels],
+        "query": [path.name for path in query.paths],
+        "labels": [";".join(names[i] for i in np.flatnonzero(row).tolist()) for row in query.labels],
         "relevant_in_database": found.n_relevant.tolist(),
         "nearest_distance": found.ranking.distances[:, 0].tolist(),
     }

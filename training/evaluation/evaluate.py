@@ -159,8 +159,8 @@ def _encoder(task: EvaluationTask, checkpoint: Checkpoint) -> SplitEncoder:
 def _encode(task: EvaluationTask, encoder: SplitEncoder, *, head: FullyConnected | None = None) -> _EncodedData:
     """Both splits, by the checkpoint's head or another one."""
     progress = task.options.progress
-    query = encoder.encode(task.query, progress, "encoding the queries", head=head)
-    database = encoder.encode(task.database, progress, "encoding the database", head=head)
+    query = encoder.encode(task.splits.query, progress, "encoding the queries", head=head)
+    database = encoder.encode(task.splits.database, progress, "encoding the database", head=head)
     return _EncodedData(encoder, query, database)
 
 
@@ -169,9 +169,9 @@ def _itq_head(task: EvaluationTask, encoder: SplitEncoder) -> FullyConnected | N
     options, train = task.options, task.splits.train
     try:
         rows = np.random.default_rng(options.seed).permutation(len(train))[:N_FITTED]
-        source = f"{options.data_name} (train)"
-        chosen, _ = without_broken(train.take(np.sort(rows)), on_error=task.splits.on_error, source=source)
-        features = encoder.encode(chosen, options.progress, "encoding training images for ITQ").features
+        chosen = replace(task.splits, train=train.take(np.sort(rows)))
+        train = without_broken(chosen, ("train",), source=options.data_name).train
+        features = encoder.encode(train, options.progress, "encoding training images for ITQ").features
         n_bits = task.header.n_bits
         layer = fit_hash_layer(features.astype(np.float32), n_bits=n_bits, method="itq", seed=options.seed)
         return head_of("normalized", {"weight": layer.weight, "bias": layer.bias})

@@ -68,9 +68,9 @@ def probe_checkpoint(
     for note in check_trained_on(checkpoint.header, splits, name="the checkpoint", refuse=as_trained):
         progress.console.print(f"note: {note}", markup=False)
     encoder = SplitEncoder(checkpoint, device=device, precision=precision)
+    splits = without_broken(splits, ("train", "query"), source="the data set")
 
     def read(split: Split, title: str) -> tuple[Tensor, NDArray[np.uint8]]:
-        split, _ = without_broken(split, on_error=splits.on_error, source=title)
         found = encoder.features(split, progress, title)
         if layer == "outputs":
             found = checkpoint.head(found)

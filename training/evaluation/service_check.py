@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hashseek.api.client import Client
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
 from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.metrics import gains_of
-from hashseek.training.data.splits import Splits
+from hashseek.training.data.splits import Rows, Splits
 from hashseek.training.evaluation.assembly import EvaluationOptions, EvaluationTask, prepare
 from hashseek.training.evaluation.candidates import load_candidates
 from hashseek.training.evaluation.report.markdown import section_as_markdown
@@ -80,7 +79,7 @@ def check_service(url: str, checkpoint_path: Path, splits: Splits, options: Eval
         k = max(task.ns)
         distances, places = _search_all(service, task, ids, k=k)
     served = distances, rows[places]
-    in_their_order = replace(task, database=task.database.take(rows))
+    in_their_order = _with_database(task, rows)
     distances, places = rank_with_library(in_their_order, candidates[0].checkpoint, k=k)
     library = distances, rows[places]
     differences = _differences(task, served, library)
@@ -89,21 +88,21 @@ def check_service(url: str, checkpoint_path: Path, splits: Splits, options: Eval
         service.url,
         stats.version,
         ranks=k,
-        equal=len(task.query) - len(differences),
+        equal=len(task.splits.query) - len(differences),
         mean_ap=dict(zip(task.ns, mean_ap, strict=True)),
         differences=differences,
         notes=task.notes,
     )
 
 
-def _match_stored_images(service: Client, task: EvaluationTask) -> tuple[EvaluationTask, list[int], NDArray[np.int64]]:
+def _match_stored_images(service: Client, task: EvaluationTask) -> tuple[EvaluationTask, list[int], Rows]:
     """The task without identical database images, the ids of the stored images, and the database row of each id."""
     row_of: dict[str, int] = {}
-    for row, path in enumerate(task.database.paths):
+    for row, path in enumerate(task.splits.database.paths):
         row_of.setdefault(hashlib.sha256(read_bytes(path)).hexdigest(), row)
     stored = list(service.images())
     held = {image.sha256 for image in stored}
-    missing = [task.database.paths[row].name for sha256, row in row_of.items() if sha256 not in held]
+    missing = [task.splits.database.paths[row].name for sha256, row in row_of.items() if sha256 not in held]
     foreign = [image.path for image in stored if image.sha256 not in row_of]
     if missing or foreign:
         raise BadDataset(
@@ -112,24 +111,27 @@ def _match_stored_images(service: Client, task: EvaluationTask) -> tuple[Evaluat
         )
     kept = sorted(row_of.values())
     notes = list(task.notes)
-    if len(kept) < len(task.database):
-        n = len(task.database) - len(kept)
+    if len(kept) < len(task.splits.database):
+        n = len(task.splits.database) - len(kept)
         notes.append(
             f"{n} database images are copies of others: a service stores identical files once, so each counts once"
         )
     position = {row: place for place, row in enumerate(kept)}
     rows = np.array([position[row_of[image.sha256]] for image in stored])
-    return replace(task, database=task.database.take(kept), notes=notes), [image.id for image in stored], rows
+    return replace(_with_database(task, kept), notes=notes), [image.id for image in stored], rows
 
 
-def _search_all(
-    service: Client, task: EvaluationTask, ids: Sequence[int], *, k: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _with_database(task: EvaluationTask, rows: Sequence[int] | Rows) -> EvaluationTask:
+    """The task with only the database images at `rows`."""
+    return replace(task, splits=replace(task.splits, database=task.splits.database.take(rows)))
+
+
+def _search_all(service: Client, task: EvaluationTask, ids: Sequence[int], *, k: int) -> tuple[Rows, Rows]:
     """(distances, places) of the k nearest images of each query, (Q, k); places are positions in `ids`."""
     place_of = {image_id: place for place, image_id in enumerate(ids)}
-    distances, places = (np.empty((len(task.query), k), np.int64) for _ in range(2))
-    with task.options.progress.task("asking the service", len(task.query)) as advance:
-        for row, path in enumerate(task.query.paths):
+    distances, places = (np.empty((len(task.splits.query), k), np.int64) for _ in range(2))
+    with task.options.progress.task("asking the service", len(task.splits.query)) as advance:
+        for row, path in enumerate(task.splits.query.paths):
             answer = service.search(path, k=k, rank="hamming")
             _check_fingerprint(service.url, answer.fingerprint, task.header.fingerprint)
             if len(answer.hits) != k or any(hit.id not in place_of for hit in answer.hits):
@@ -143,30 +145,27 @@ def _search_all(
     return distances, places
 
 
-def _mean_ap(task: EvaluationTask, rows: NDArray[np.int64]) -> list[float]:
+def _mean_ap(task: EvaluationTask, rows: Rows) -> list[float]:
     """mAP at each N of rankings of database images, (Q, k)."""
-    query, database = task.query.labels, task.database.labels
+    query, database = task.splits.query.labels, task.splits.database.labels
     n_relevant = np.array([int(database[:, labels > 0].any(axis=1).sum()) for labels in query])
     return [float(ap.mean()) for ap in task.average_precision(gains_of(rows, query, database) > 0, n_relevant)]
 
 
-def _differences(
-    task: EvaluationTask,
-    served: tuple[NDArray[np.int64], NDArray[np.int64]],
-    library: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> list[str]:
+def _differences(task: EvaluationTask, served: tuple[Rows, Rows], library: tuple[Rows, Rows]) -> list[str]:
     """A line for each query with different (distances, rows)."""
+    names = [path.name for path in task.splits.database.paths]
     differs = (served[0] != library[0]) | (served[1] != library[1])
     sentences = []
     for query in np.flatnonzero(differs.any(axis=1)).tolist():
         rank = int(differs[query].argmax())
         one, other = (
-            f"{task.database.paths[int(rows[query, rank])].name} at {int(distances[query, rank])} bits"
+            f"{names[int(rows[query, rank])]} at {int(distances[query, rank])} bits"
             for distances, rows in (served, library)
         )
         sentences.append(
-            f"{task.query.paths[query].name}: {int(differs[query].sum())} of {differs.shape[1]} ranks differ, first at "
-            f"rank {rank + 1}: the service returns {one}, the library {other}"
+            f"{task.splits.query.paths[query].name}: {int(differs[query].sum())} of {differs.shape[1]} ranks differ, "
+            f"first at rank {rank + 1}: the service returns {one}, the library {other}"
         )
     return sentences
 

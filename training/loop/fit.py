@@ -30,7 +30,7 @@ from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.held_out_labels import choose_held_out, training_splits
 from hashseek.training.data.hidden_labels import drop_labels
-from hashseek.training.data.splits import Split, Splits, never_in_training
+from hashseek.training.data.splits import Splits, never_in_training
 from hashseek.training.data.training_images import Images, without_broken
 from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
 from hashseek.training.loop.epoch import Diverged, memory_errors_name_a_setting, train_epoch
@@ -137,7 +137,8 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
         left = f"{len(splits.train)} training images have none of them"
         shown.console.print(f"note: held out of training: {', '.join(held_out)}; {left}", markup=False)
     network, objective, keys = build_network(config, model, n_classes=len(splits.label_names))
-    train, images = _training_images(config, splits, preprocessing, shown)
+    splits, images = _without_broken(config, splits, preprocessing, shown)
+    train = splits.train
     fit_rows, val_rows = validation_part(len(train), config)
     # Before the backbone is patched: engines convert the version that is in a checkpoint.
     source = build_source(config, model, train, images, fabric=fabric, progress=shown)
@@ -294,24 +295,22 @@ def preprocessing_of(config: Config) -> Preprocessing | None:
     return None if default is None else config.model.preprocessing(default)
 
 
-def _training_images(
+def _without_broken(
     config: Config, splits: Splits, preprocessing: Preprocessing | None, progress: Progress
-) -> tuple[Split, Images | None]:
-    """The training split without its broken images, and its images if it has any.
+) -> tuple[Splits, Images | None]:
+    """The splits without broken training images, and the training images if there are any.
 
     Raises:
         BadDataset: an image is broken and the data set does not set on_error = 'skip'.
     """
-    settings = config.train
-    train, images, problems = splits.train, None, splits.problems
-    if train.vectors is None and preprocessing is not None:
-        train, broken = without_broken(train, on_error=splits.on_error, source=config.data.name)
-        problems = (*problems, *broken)
+    images = None
+    if splits.train.vectors is None and preprocessing is not None:
+        splits = without_broken(splits, ("train",), source=config.data.name)
         # A frozen backbone sees every image once, so a cache of images would not be read again.
-        cache = "none" if config.model.freeze_backbone else settings.cache
-        images = Images(train, preprocessing, cache=cache, cache_gib=settings.cache_gib)
-    progress.problems(problems, never_in_training(splits))
-    return train, images
+        cache = "none" if config.model.freeze_backbone else config.train.cache
+        images = Images(splits.train, preprocessing, cache=cache, cache_gib=config.train.cache_gib)
+    progress.problems(splits.problems, never_in_training(splits))
+    return splits, images
 
 
 def _save(path: Path, job: _Job, config: Config, record: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from hashseek.retrieval.images import Preprocessing, load_file
 from hashseek.training.config import TrainSection
 from hashseek.training.data import image_cache
 from hashseek.training.data.file_digests import digest_files
-from hashseek.training.data.splits import Split
+from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import Images, without_broken
 from support.commands import wait_until
 from support.pictures import N_PICTURES, draw
@@ -109,21 +109,22 @@ def test_epochs_after_the_first_never_decode(split, cache):
 
 
 def test_files_without_a_broken_one_are_not_decoded_again_until_one_changes(split, own_cache):
-    assert without_broken(split, on_error="stop", source="a set")[0].paths == split.paths
+    stop = Splits(split, split, split, ("a", "b"), "")
+    skip = replace(stop, on_error="skip")
+    assert without_broken(stop, source="a set") == stop
     content, times = split.paths[3].read_bytes(), split.paths[3].stat()
     split.paths[3].write_bytes(b"x" * len(content))
     os.utime(split.paths[3], ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert (
-        without_broken(split, on_error="stop", source="a set")[0].paths == split.paths
-    )  # by size and time, not decoded
+    assert without_broken(stop, source="a set") == stop  # by size and time, not decoded
     os.utime(split.paths[3])
-    kept, problems = without_broken(split, on_error="skip", source="a set")
-    assert (len(kept), [problem.where for problem in problems]) == (N_PICTURES - 1, ["line 5"])
+    found = without_broken(skip, ("train", "database"), source="a set")
+    assert (len(found.train), len(found.query), len(found.database)) == (N_PICTURES - 1, N_PICTURES, N_PICTURES - 1)
+    assert [problem.where for problem in found.problems] == ["line 5"]  # once, though it is in two splits
     with pytest.raises(BadDataset):  # what was found broken is looked at again
-        without_broken(split, on_error="stop", source="a set")
+        without_broken(stop, source="a set")
     split.paths[3].unlink()
     with pytest.raises(BadDataset):
-        without_broken(split, on_error="stop", source="a set")
+        without_broken(stop, source="a set")
 
 
 def test_an_image_that_is_cut_off_during_the_run_is_named(split):
