@@ -23,12 +23,13 @@ from zlib import crc32
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from experiments.inputs import DATA, Inputs, data_of, inputs_of
 from experiments.methods import METHODS, POWERS, log_space
 from experiments.processes import in_processes
-from experiments.scoring import N, cosine_scores, gallery_scores, scores_of
-from hashseek.retrieval.checkpoint import load_checkpoint
+from experiments.scoring import N, Outputs, cosine_scores, gallery_scores, scores_of
+from hashseek.retrieval.checkpoint import Checkpoint, load_checkpoint
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.hash_layers import fit_hash_layer
@@ -151,17 +152,20 @@ def chosen_settings(folder: Path, method: str, n_bits: int, *, search: int = 0) 
     return tuple(f"{k}={float(v) * ratio ** powers[k]:.4g}" if k in powers else f"{k}={v}" for k, v in pairs)
 
 
-def trained(settings: Sequence[str], experiment: Experiment, out: Path, inputs: Inputs) -> dict[str, Any]:
-    """Train once and score on the query split; the run folder is deleted afterwards."""
-    config = experiment.config(*settings)
+def trained(config: Config, out: Path) -> tuple[Checkpoint, dict[str, float]]:
+    """Train once, or continue: the best checkpoint, its validation score, and the time. The run folder is deleted."""
     result = fit(config, out=out, resume=out.is_dir())
-    model = load_checkpoint(result.run.best).model.eval()
-    function = model.outputs if inputs.splits.query.vectors is None else model
+    checkpoint = load_checkpoint(result.run.best)
     seconds = sum(row["seconds"] for row in read_records(result.run.log))
     shutil.rmtree(out)  # some megabytes each, and there are hundreds
-    with torch.inference_mode():
-        scores = scores_of(lambda rows: function(torch.from_numpy(rows)).numpy(), inputs)
-    return {**scores, "validation": result.best_score, "seconds": seconds, "settings": list(settings)}
+    return checkpoint, {"validation": result.best_score, "seconds": seconds}
+
+
+def outputs_of(checkpoint: Checkpoint) -> Callable[[NDArray[np.float32]], Outputs]:
+    """The function from `Inputs` to real outputs: from features of photographs, or from vectors."""
+    if checkpoint.header.preprocessing is not None:
+        return checkpoint.head
+    return lambda vectors: checkpoint.head(checkpoint.vector_backbone(vectors))
 
 
 def fitted(method: str, inputs: Inputs, *, n_bits: int, seed: int) -> dict[str, Any]:
@@ -182,6 +186,18 @@ def rows_of(folder: Path, method: str) -> list[dict[str, Any]]:
     return read_records(folder / method / "rows.jsonl")
 
 
+def add_row(folder: Path, row: dict[str, Any]) -> None:
+    """Keep a finished run."""
+    rows = rows_of(folder, row["method"])
+    write_records(folder / row["method"] / "rows.jsonl", [*rows, row])
+
+
+def unfinished(folder: Path, method: str, experiment: Experiment) -> list[tuple[int, int]]:
+    """The length and the seed of each run of a method that has no row yet."""
+    done = {(row["n_bits"], row["seed"]) for row in rows_of(folder, method)}
+    return [run for run in product(experiment.bits, experiment.seeds) if run not in done]
+
+
 def run_method(method: str, experiment: Experiment, folder: Path) -> None:
     """Search the settings of a method and finish all of its runs; each adds a row in `folder`.
 
@@ -189,9 +205,7 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
         HashseekError: see `fit`.
     """
     torch.set_num_threads(1)
-    rows, entry = rows_of(folder, method), METHODS[method]
-    done = {(row["n_bits"], row["seed"]) for row in rows}
-    wanted = [run for run in product(experiment.bits, experiment.seeds) if run not in done]
+    entry, wanted = METHODS[method], unfinished(folder, method, experiment)
     if not wanted:
         return
     inputs = load_inputs(experiment)
@@ -211,9 +225,9 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
                 tune(method, tuned_length(n_bits), experiment, folder, search=search)
                 chosen = chosen_settings(folder, method, n_bits, search=search)
             settings = (*entry.settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
-            scores = trained(settings, experiment, folder / method / f"{n_bits}-{seed}", inputs)
-        rows.append({"method": method, "n_bits": n_bits, "seed": seed, **scores})
-        write_records(folder / method / "rows.jsonl", rows)
+            checkpoint, facts = trained(experiment.config(*settings), folder / method / f"{n_bits}-{seed}")
+            scores = {**scores_of(outputs_of(checkpoint), inputs), **facts, "settings": list(settings)}
+        add_row(folder, {"method": method, "n_bits": n_bits, "seed": seed, **scores})
 
 
 def run(

@@ -4,7 +4,6 @@ Every loss gets the same network, random hash layer, batches, optimizer and epoc
 its search on the frozen backbone has chosen.
 """
 
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -13,17 +12,14 @@ from typing import Any
 
 import torch
 
-from experiments.comparison import TUNED, chosen_settings, rows_of
+from experiments.comparison import TUNED, Experiment, add_row, chosen_settings, trained, unfinished
 from experiments.inputs import intact_splits
 from experiments.methods import METHODS
 from experiments.processes import in_processes
 from experiments.scoring import split_scores
-from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.training.config import load_config
 from hashseek.training.evaluation.split_encoder import SplitEncoder
-from hashseek.training.loop.fit import fit
 from hashseek.training.progress import Progress
-from hashseek.training.runs.run_folder import write_records
 
 FOLDER = "finetuned"
 CHOSEN = ("tie_aware", "hyp2", "dpsh", "dhn", "hashnet", "idhn", "mulsupcon", "simdis")  # published
@@ -55,18 +51,17 @@ def run_finetuned(
     Raises:
         HashseekError: what a training run refuses.
     """
-    rows = {method: rows_of(folder / FOLDER, method) for method in methods}
+    experiment = Experiment(bits=tuple(lengths), n_seeds=seeds)
+    missing = {method: unfinished(folder / FOLDER, method, experiment) for method in methods}
     wanted = [
         (method, n_bits, seed)
-        for seed, n_bits, method in product(range(seeds), lengths, methods)
-        if not any((row["n_bits"], row["seed"]) == (n_bits, seed) for row in rows[method])
+        for seed, n_bits, method in product(experiment.seeds, lengths, methods)
+        if (n_bits, seed) in missing[method]
     ]
     if not wanted:
         return
     for (method, n_bits, seed), row in in_processes(partial(fine_tune, folder, base=base), wanted, jobs=jobs):
-        rows[method].append(row)
-        write_records(folder / FOLDER / method / "rows.jsonl", rows[method])
-        shutil.rmtree(_run_folder(folder, method, n_bits, seed))
+        add_row(folder / FOLDER, row)
         say(f"{METHODS[method].title}, {n_bits} bits, seed {seed}: fine-tuned")
 
 
@@ -77,15 +72,10 @@ def fine_tune(folder: Path, method: str, n_bits: int, seed: int, *, base: Sequen
     of_loss = [setting for setting in chosen if setting.startswith("loss.")]
     of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
     config = load_config(BASE, (*METHODS[method].settings, *of_loss, *of_run, *base))
-    out = _run_folder(folder, method, n_bits, seed)
     splits = intact_splits(config)
-    result = fit(config, out=out, resume=out.is_dir())
-    encoder = SplitEncoder(load_checkpoint(result.run.best), device="auto", precision=config.train.precision)
+    checkpoint, facts = trained(config, folder / FOLDER / method / f"{n_bits}-{seed}")
+    encoder = SplitEncoder(checkpoint, device="auto", precision=config.train.precision)
     progress = Progress(quiet=True)
     query, database = (encoder.encode(split, progress, "images").outputs for split in (splits.query, splits.database))
     scores = split_scores(query, database, splits)
-    return {"method": method, "n_bits": n_bits, "seed": seed, **scores, "validation": result.best_score}
-
-
-def _run_folder(folder: Path, method: str, n_bits: int, seed: int) -> Path:
-    return folder / FOLDER / method / f"{n_bits}-{seed}"
+    return {"method": method, "n_bits": n_bits, "seed": seed, **scores, **facts}

@@ -49,14 +49,14 @@ MARGINS = ("lam", "gamma", "m_rel", "m_abs", "k_min")
 
 # Setting -> the value tried first, and what is searched: tau, momentum and margins are the paper's, the rest is ours.
 SPACE: dict[str, tuple[Any, Any]] = {
-    "hidden": ("512-512", ["512", "1024", "512-512"]),
-    "first_cycle": (8, [4, 8, 16]),
-    "mask": (0.5, {"low": 0.1, "high": 0.7}),
-    "batch_size": (128, [128, 256]),
+    "hidden": ("512-512", ["512", "1024", "512-512"]),  # widths of the hidden layers
+    "first_cycle": (8, [4, 8, 16]),  # epochs until the learning rate restarts
+    "mask": (0.5, {"low": 0.1, "high": 0.7}),  # share of a row's entries set to 0, drawn for each view
+    "batch_size": (128, [128, 256]),  # approximately: an epoch is divided equally, so that no batch is small and noisy
     "lr": (1e-3, {"low": 3e-4, "high": 3e-3, "log": True}),
     "weight_decay": (1e-4, {"low": 1e-5, "high": 0.1, "log": True}),
     "tau": (0.1, [0.01, 0.1]),
-    "momentum": (0.99, [0.99, 0.999, 0.9999]),
+    "momentum": (0.99, [0.99, 0.999, 0.9999]),  # of the key encoder
     "lam": (0.01, {"low": 0.001, "high": 1.0, "log": True}),
     "gamma": (0.8, [0.5, 0.7, 0.8, 1.0, 1.5, 2.0]),
     "m_rel": (0.1, [0.05, 0.1]),
@@ -98,18 +98,7 @@ class VectorEncoder(nn.Module):
 
 
 def train_encoder(
-    vectors: Tensor,
-    labels: Tensor,
-    *,
-    loss: nn.Module,
-    hidden: str,
-    first_cycle: int,
-    mask: float,
-    batch_size: int,
-    lr: float,
-    weight_decay: float,
-    momentum: float,
-    seed: int,
+    vectors: Tensor, labels: Tensor, *, method: str, settings: Mapping[str, Any], seed: int
 ) -> Iterator[VectorEncoder]:
     """Train on standardised vectors (n, D) with labels (n, C); yields the encoder at the end of each cycle.
 
@@ -119,37 +108,35 @@ def train_encoder(
     Args:
         vectors: (n, D) float32.
         labels: (n, C) float32, 0/1.
-        loss: from `build_loss`, for 128 outputs and C labels.
-        hidden: widths of the hidden layers, such as "512-512".
-        first_cycle: epochs until the learning rate restarts; each later cycle is twice as long as the one before.
-        mask: share of a row's entries set to 0, drawn separately for the query view and the key view.
-        batch_size: approximate rows per step: an epoch is divided equally, so that no batch is small and noisy.
-        lr: learning rate at the start of a cycle; it falls to 0 at its end.
-        weight_decay: weight decay of AdamW.
-        momentum: momentum of the key encoder.
+        method: a key of `METHODS`.
+        settings: as `suggest` returns them, see `SPACE`.
         seed: determines initial weights, order and masks.
 
     Raises:
         BadCodes: the embeddings became NaN or infinite.
     """
+    name, fixed, _ = METHODS[method]
+    of_loss = {key: value for key, value in settings.items() if key in ("tau", *MARGINS)}
+    loss = build_loss(name, n_classes=labels.shape[1], n_bits=WIDTH, **fixed, **of_loss)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder = VectorEncoder(vectors.shape[1], hidden)
+        encoder = VectorEncoder(vectors.shape[1], settings["hidden"])
     key_encoder = copy.deepcopy(encoder).requires_grad_(False)
     queue = KeyQueue(n_classes=labels.shape[1], n_bits=WIDTH, size=QUEUE)
-    optimizer = torch.optim.AdamW(encoder.parameters(), lr=lr, weight_decay=weight_decay, fused=True)
-    n_batches = max(1, round(len(vectors) / batch_size))
+    rate, decay, first_cycle = settings["lr"], settings["weight_decay"], settings["first_cycle"]
+    optimizer = torch.optim.AdamW(encoder.parameters(), lr=rate, weight_decay=decay, fused=True)
+    n_batches = max(1, round(len(vectors) / settings["batch_size"]))
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, first_cycle * n_batches, T_mult=2)
 
     def view(rows: Tensor) -> Tensor:
-        return rows * (torch.rand(rows.shape, generator=generator) >= mask)
+        return rows * (torch.rand(rows.shape, generator=generator) >= settings["mask"])
 
     for cycle in itertools.count():
         for _ in range(first_cycle * 2**cycle):
             for rows in torch.randperm(len(vectors), generator=generator).tensor_split(n_batches):
                 x, y = vectors[rows], labels[rows]
-                update_key_encoder(key_encoder, encoder, momentum=momentum)
+                update_key_encoder(key_encoder, encoder, momentum=settings["momentum"])
                 with torch.no_grad():
                     keys = key_encoder(view(x))
                 terms = loss(encoder(view(x)), y, memory=queue.memory(keys, y))
@@ -212,7 +199,7 @@ def cross_validate(
         outside = np.setdiff1d(np.arange(len(vectors)), inside)
         x, held = standardized(vectors[outside], vectors[inside])
         y = torch.from_numpy(labels[outside].astype(np.float32))
-        encoders = start_training(x, y, method=method, settings=settings, seed=fold)
+        encoders = train_encoder(x, y, method=method, settings=settings, seed=fold)
         point = 0
         for cycle, encoder in zip(range(1, max(CYCLES) + 1), encoders, strict=False):
             if cycle not in CYCLES:
@@ -255,7 +242,7 @@ def query_scores(
     assert query.vectors is not None
     x, held = standardized(train.vectors, query.vectors)
     y = torch.from_numpy(train.labels.astype(np.float32))
-    encoders = start_training(x, y, method=method, settings=settings, seed=seed)
+    encoders = train_encoder(x, y, method=method, settings=settings, seed=seed)
     encoder = next(itertools.islice(encoders, choice.cycles - 1, None))
     probe = fit_probe(encoder.probed(x)[choice.layer], y, weight_decay=choice.decay)
     probabilities = probe.probabilities(encoder.probed(held)[choice.layer]).numpy()
@@ -264,17 +251,6 @@ def query_scores(
         "half": figures(probabilities, query.labels),
         "oracle": figures(probabilities, query.labels, thresholds=best_thresholds(probabilities, query.labels)),
     }
-
-
-def start_training(
-    vectors: Tensor, labels: Tensor, *, method: str, settings: Mapping[str, Any], seed: int
-) -> Iterator[VectorEncoder]:
-    """`train_encoder` with the loss of `method` and `settings`."""
-    name, fixed, _ = METHODS[method]
-    of_loss = {key: value for key, value in settings.items() if key in ("tau", *MARGINS)}
-    loss = build_loss(name, n_classes=labels.shape[1], n_bits=WIDTH, **fixed, **of_loss)
-    others = {key: value for key, value in settings.items() if key not in of_loss}
-    return train_encoder(vectors, labels, loss=loss, seed=seed, **others)
 
 
 def standardized(train: NDArray[np.float32], other: NDArray[np.float32]) -> tuple[Tensor, Tensor]:

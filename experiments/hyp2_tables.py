@@ -4,10 +4,7 @@ All variants have the learning rates and the dropout that the search of HyP2 cho
 ITQ. The paper fine-tunes AlexNet on all of Flickr-25k, so only the order of the variants can be compared.
 """
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +13,11 @@ import torch
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from experiments.comparison import Experiment, chosen_settings, load_inputs, rows_of
+from experiments.comparison import Experiment, add_row, chosen_settings, load_inputs, rows_of, trained, unfinished
 from experiments.comparison_report import mean_and_deviation
 from experiments.processes import in_processes
 from experiments.scoring import split_scores
-from hashseek.retrieval.checkpoint import load_checkpoint
-from hashseek.training.loop.fit import fit
 from hashseek.training.report_format import Table, table_as_markdown
-from hashseek.training.runs.run_folder import write_records
 
 FOLDER = "hyp2-tables"
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -96,24 +90,15 @@ def run_variant(variant: str, experiment: Experiment, folder: Path) -> None:
         experiment: of the comparison in `folder`, which has chosen the settings of HyP2.
     """
     torch.set_num_threads(1)
-    place = folder / FOLDER
-    rows = rows_of(place, variant)
-    done = {(row["n_bits"], row["seed"]) for row in rows}
-    inputs = replace(load_inputs(experiment), gallery=None)
-    for n_bits, seed in product(experiment.bits, range(experiment.n_seeds)):
-        if (n_bits, seed) in done:
-            continue
+    place, inputs = folder / FOLDER, load_inputs(experiment)
+    for n_bits, seed in unfinished(place, variant, experiment):
         chosen = [one for one in chosen_settings(folder, "hyp2", n_bits) if "loss." not in one]
-        out = place / variant / f"{n_bits}-{seed}"
-        of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
-        result = fit(experiment.config(*chosen, *VARIANTS[variant], *of_run), out=out, resume=out.is_dir())
-        head = load_checkpoint(result.run.best).head
-        shutil.rmtree(out)
-        query, database = head(inputs.query), head(inputs.database)
-        scores = split_scores(query, database, inputs.splits)
+        settings = (*chosen, *VARIANTS[variant], f"model.n_bits={n_bits}", f"train.seed={seed}")
+        checkpoint, _ = trained(experiment.config(*settings), place / variant / f"{n_bits}-{seed}")
+        query, database = checkpoint.head(inputs.query), checkpoint.head(inputs.database)
+        mean_ap = split_scores(query, database, inputs.splits)["mAP"]
         centres = centre_distances(database, inputs.splits.database.labels)
-        rows.append({"n_bits": n_bits, "seed": seed, "mAP": scores["mAP"], **centres})
-        write_records(place / variant / "rows.jsonl", rows)
+        add_row(place, {"method": variant, "n_bits": n_bits, "seed": seed, "mAP": mean_ap, **centres})
 
 
 def run(folder: Path, experiment: Experiment, *, jobs: int, say: Callable[[str], None] = lambda _: None) -> None:

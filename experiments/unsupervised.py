@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.comparison import trained as train
 from experiments.inputs import Inputs, inputs_of
 from experiments.scoring import N, Outputs, order_scores, split_scores
-from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import METHODS, fit_hash_layer, normalized
 from hashseek.training.config import load_config
-from hashseek.training.loop.fit import fit
 from hashseek.training.report_format import Table, table_as_markdown
 
 BITS = (16, 32, 48, 64, 128, 256)
@@ -87,8 +86,7 @@ def trained(method: str, n_bits: int) -> Callable[[NDArray[np.float32]], Outputs
     """The hash layer of the shipped configuration at this length; a supervised one keeps its best epoch."""
     settings = (f"model.n_bits={n_bits}", "tracking.tensorboard=false", "train.device=cpu")
     with tempfile.TemporaryDirectory() as folder:
-        run = fit(load_config(Path(CONFIG.format(TRAINED[method])), settings), out=Path(folder) / "run").run
-        return load_checkpoint(run.best).head
+        return train(load_config(Path(CONFIG.format(TRAINED[method])), settings), Path(folder) / "run")[0].head
 
 
 def few(n: int, inputs: Inputs) -> list[str]:

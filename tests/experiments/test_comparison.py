@@ -128,25 +128,25 @@ def test_chosen_settings_are_fine_tuned_once(base, tmp_path, monkeypatch):
     chosen = ["optimizer.lr=0.02", 'loss.continuation="iteration"']
     (out / "hashnet" / "chosen-12.json").write_text(json.dumps(chosen))
 
-    def stopped(*arguments, **settings):
+    def stopped(*arguments):
         raise KeyboardInterrupt
 
     tiny = (*base, "model.freeze_batch_norm=false", "train.epochs=2")
     place = out / finetuned.FOLDER / "hashnet"
     with monkeypatch.context() as patched:
-        patched.setattr(finetuned, "split_scores", stopped)
+        patched.setattr(comparison, "load_checkpoint", stopped)
         with pytest.raises(KeyboardInterrupt):
             finetuned.fine_tune(out, "hashnet", 12, 0, base=tiny)
     config = json.loads((place / "12-0" / "config.json").read_text())
     assert (config["loss"]["continuation"], config["optimizer"]["lr"]) == ("iteration", 0.001)
-    fit = MagicMock(wraps=finetuned.fit)
+    fit = MagicMock(wraps=comparison.fit)
     with monkeypatch.context() as patched:
-        patched.setattr(finetuned, "fit", fit)
+        patched.setattr(comparison, "fit", fit)
         row = finetuned.fine_tune(out, "hashnet", 12, 0, base=tiny)
     assert fit.call_args.kwargs["resume"]
     finetuned.run_finetuned(out, ["hashnet"], lengths=[12], seeds=2, jobs=1, base=tiny)
     rows = sorted(rows_of(place.parent, "hashnet"), key=lambda row: row["seed"])  # in the order in which they finished
-    assert rows[0] == row
+    assert {**rows[0], "seconds": row["seconds"]} == row
     assert [path.name for path in place.iterdir()] == ["rows.jsonl"]
     monkeypatch.setattr(finetuned, "fine_tune", None)  # everything is finished
     finetuned.run_finetuned(out, ["hashnet"], lengths=[12], seeds=2, base=tiny)

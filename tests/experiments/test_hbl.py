@@ -155,7 +155,7 @@ def test_training_depends_on_its_seed_and_on_nothing_else_random(root):
         torch.manual_seed(weights.calls)
         weights.calls += 1
         settings = {**hbl.defaults(method), "k_min": 8, "lam": 1.0, **changes}
-        first = next(hbl.start_training(x, y, method=method, settings=settings, seed=seed))
+        first = next(hbl.train_encoder(x, y, method=method, settings=settings, seed=seed))
         return first.head.weight.detach().clone()
 
     weights.calls = 0
@@ -175,7 +175,7 @@ def test_every_point_of_the_search_space_can_be_trained(root):
             settings = hbl.suggest(study.ask(), method)
             assert set(settings) == set(hbl.defaults(method))
             (encoder,) = itertools.islice(
-                hbl.start_training(x, y, method=method, settings={**settings, "first_cycle": 1}, seed=0), 1
+                hbl.train_encoder(x, y, method=method, settings={**settings, "first_cycle": 1}, seed=0), 1
             )
             assert encoder.probed(x)["embedding"].isfinite().all()
 

@@ -36,7 +36,7 @@ def test_a_variant_is_trained_once_with_the_settings_of_hyp2(base, own, tmp_path
     rows = rows_of(place, "HyP2, beta 1.00")
     assert [(row["n_bits"], row["seed"]) for row in rows] == [(12, 0), (12, 1)]
     assert all(0 < row["mAP"] <= 1 and row["centre_intra"] > 0 for row in rows)
-    monkeypatch.setattr(tables, "fit", None)  # everything is finished
+    monkeypatch.setattr(tables, "trained", None)  # everything is finished
     tables.run_variant("HyP2, beta 1.00", experiment, tmp_path)
     printed = tables.as_markdown(tmp_path)
     mean = np.mean([row["mAP"] for row in rows])
