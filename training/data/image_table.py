@@ -241,14 +241,10 @@ def split_table(
         for row in missing.tolist():
             problems.append(Problem(source, f"the file {table.files[row]} does not exist", missing=True))
         rows = {split: rows[split][~np.isin(rows[split], missing)] for split in NAMES}
-    parts, files = {}, {}
-    for split in NAMES:
-        files[split] = [table.files[row] for row in rows[split].tolist()]
-        paths = tuple(root / file for file in files[split])
-        parts[split] = Split(paths, table.labels[rows[split]], tuple(files[split]))
+    images = Split(tuple(root / file for file in table.files), table.labels, table.files)
     return join_splits(
-        parts,
-        files,
+        {split: images.take(rows[split]) for split in NAMES},
+        None,
         table.label_names,
         source=source,
         train_in_database=train_in_database,

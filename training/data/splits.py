@@ -75,7 +75,7 @@ def group_items(items: Sequence[Item], label_names: Sequence[str]) -> tuple[dict
 
 def join_splits(
     parts: Mapping[str, Split],
-    files: Mapping[str, Sequence[str]],
+    files: Mapping[str, Sequence[str]] | None,
     label_names: Sequence[str],
     *,
     source: str,
@@ -88,7 +88,7 @@ def join_splits(
 
     Args:
         parts: query, train and database.
-        files: for each split, the names of its images relative to the data set, for the fingerprint.
+        files: for each split, the names of its images relative to the data set, for the fingerprint; None: `where`.
         label_names: one per column of the labels.
         source: the data set's name in messages.
         train_in_database: training images are also in the database; those that are missing there are added to it.
@@ -101,6 +101,7 @@ def join_splits(
         BadDataset: a split is empty, there are fewer than two labels, or an image is in two splits.
     """
     check_label_names(label_names, source=source)
+    files = {split: parts[split].where for split in NAMES} if files is None else files
     for split in NAMES:
         if not len(parts[split]):
             raise BadDataset(f"{source} has no image in its {split} split: train, query and database all need images")

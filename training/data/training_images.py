@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -174,7 +174,7 @@ def without_broken(splits: Splits, names: Sequence[str] = NAMES, *, source: str)
     Raises:
         BadDataset: an image is broken and on_error is "stop", or a split has no other image.
     """
-    parts: dict[str, Split] = {}
+    parts: dict[str, Any] = {}
     broken: list[Problem] = []
     for name in names:
         split: Split = getattr(splits, name)

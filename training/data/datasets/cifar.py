@@ -89,14 +89,10 @@ def _drawn(folder: Path, protocol: str, *, n_query: int | None, n_train: int | N
     )
     if whole:
         rows["train"] = np.concatenate([rows["train"], rows["database"]])
-    parts, files = {}, {}
-    for split in NAMES:
-        chosen = table.take(rows[split])
-        files[split] = [file.partition("/")[2] for file in chosen.files]
-        parts[split] = Split(tuple(member_path(tar, file) for file in chosen.files), chosen.labels, tuple(files[split]))
-    return join_splits(
-        parts, files, LABELS, source="CIFAR-10", train_in_database=protocol != "cifar10", published=sizes
-    )
+    paths = tuple(member_path(tar, file) for file in table.files)
+    images = Split(paths, table.labels, tuple(file.partition("/")[2] for file in table.files))
+    parts = {split: images.take(rows[split]) for split in NAMES}
+    return join_splits(parts, None, LABELS, source="CIFAR-10", train_in_database=protocol != "cifar10", published=sizes)
 
 
 def _as_tar(folder: Path) -> Path:

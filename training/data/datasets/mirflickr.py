@@ -17,7 +17,6 @@ from hashseek.training.data.image_table import (
     Table,
     draw,
     first_folder,
-    prepared,
     read_lines,
     split_table,
     with_remedy,
@@ -104,20 +103,16 @@ def mirflickr(
 def _annotated(root: Path) -> Table:
     """All images with the labels of the official annotations: a file per label, an image number per line."""
     folder = first_folder(root, (_ANNOTATIONS, "annotations"), what="the annotations of MIRFLICKR")
-    files = [folder / f"{label}.txt" for label in LABELS]
-
-    def build() -> Table:
-        labels = np.zeros((N_IMAGES, len(LABELS)), np.uint8)
-        for column, file in enumerate(files):
-            lines = read_lines(file, what="a file of annotations")
-            numbers = [int(line) if line.isascii() and line.isdigit() else 0 for line in lines]
-            bad = next((line for line, number in zip(lines, numbers, strict=True) if not 1 <= number <= N_IMAGES), None)
-            if bad is not None:
-                raise Incomplete(f"{file} has the line {bad!r}, not an image number from 1 to {N_IMAGES}")
-            labels[np.array(numbers, np.int64) - 1, column] = 1
-        return Table(tuple(f"im{number}.jpg" for number in range(1, N_IMAGES + 1)), labels, LABELS)
-
-    return prepared("mirflickr 1", files, build)
+    labels = np.zeros((N_IMAGES, len(LABELS)), np.uint8)
+    for column, label in enumerate(LABELS):
+        file = folder / f"{label}.txt"
+        lines = read_lines(file, what="a file of annotations")
+        numbers = [int(line) if line.isascii() and line.isdigit() else 0 for line in lines]
+        bad = next((line for line, number in zip(lines, numbers, strict=True) if not 1 <= number <= N_IMAGES), None)
+        if bad is not None:
+            raise Incomplete(f"{file} has the line {bad!r}, not an image number from 1 to {N_IMAGES}")
+        labels[np.array(numbers, np.int64) - 1, column] = 1
+    return Table(tuple(f"im{number}.jpg" for number in range(1, N_IMAGES + 1)), labels, LABELS)
 
 
 def _read_hyp2(folder: Path, table: Table) -> dict[str, Rows]:
