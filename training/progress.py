@@ -16,6 +16,8 @@ from rich.progress import Progress as Bar
 
 from hashseek.retrieval.label_files import Problem
 
+_SHOWN = 20  # problems: there may be thousands
+
 
 class Progress:
     """Prints to standard error, so that standard output stays free for results."""
@@ -26,10 +28,8 @@ class Progress:
 
     def problems(self, problems: Sequence[Problem], absent: Sequence[str]) -> None:
         """Print which lines of the data set were skipped or corrected, and which labels no training image has."""
-        for problem in problems[:20]:
-            self.console.print(f"{'skipped' if problem.skipped else 'note'}: {problem}", markup=False)
-        if len(problems) > 20:
-            self.console.print(f"... and {len(problems) - 20} more such lines")
+        for line in lines_of(problems):
+            self.console.print(line, markup=False)
         if absent:
             self.console.print(f"note: no training image has the label {', '.join(absent)}", markup=False)
 
@@ -55,3 +55,10 @@ class Progress:
             f"epoch {record['epoch']}  {shown}  {record['images_per_s']:.0f} images/s  {record['seconds']:.1f} s"
             + ("  best" if is_best else "")
         )
+
+
+def lines_of(problems: Sequence[Problem]) -> list[str]:
+    """A line for each problem, notes first; of many only the first ones, and how many more there are."""
+    ordered = sorted(problems, key=lambda problem: problem.skipped)
+    lines = [f"{'skipped' if problem.skipped else 'note'}: {problem}" for problem in ordered[:_SHOWN]]
+    return lines + ([f"and {len(ordered) - _SHOWN} more such lines"] if len(ordered) > _SHOWN else [])

@@ -28,13 +28,11 @@ from hashseek.training.evaluation.report.projection import Points
 from hashseek.training.evaluation.report.schema import EvaluationReport, Example
 from hashseek.training.evaluation.split_encoder import check_kind, check_trained_on, describe_model
 from hashseek.training.losses import LOSSES, loss_class
-from hashseek.training.progress import Progress
+from hashseek.training.progress import Progress, lines_of
 
 DEFAULT_NS = (10, 100, 1000, 5000)
 # How many of the nearest images of each query are searched for confused labels.
 N_NEAREST = 50
-# How many of the skipped lines and images the notes name: there may be thousands.
-N_SKIPPED = 20
 
 
 @dataclass(frozen=True)
@@ -121,13 +119,8 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
             "trained with all labels"
         )
     splits = without_broken(splits, ("query", "database"), source=options.data_name)
-    problems = splits.problems
-    options.progress.problems(problems, [])
-    skipped = [str(problem) for problem in problems if problem.skipped]
-    notes = [str(problem) for problem in problems if not problem.skipped] + skipped[:N_SKIPPED]
-    if len(skipped) > N_SKIPPED:
-        notes.append(f"and {len(skipped) - N_SKIPPED} more skipped lines and images")
-    notes += other_splits
+    options.progress.problems(splits.problems, [])
+    notes = [*lines_of(splits.problems), *other_splits]
     return EvaluationTask(options, first.header, splits, held_out, labels_used, notes)
 
 

@@ -96,14 +96,14 @@ def evaluate(
             "baseline_precision": measured.curves.precision,
             "baseline_recall": measured.curves.recall,
         }
-    authors = _authors_scores(task, model, found) if options.protocol else []
+    authors = [_authors_scores(task, model, found)] if options.protocol else []
     if len(candidates) > 1:
         scores = [found.scores]
         for other in compared:
             encoded = _encode(task, _encoder(task, other))
             measured = _measure(task, encoded)
             scores.append(measured.scores)
-            authors += _authors_scores(task, encoded, measured) if options.protocol else []
+            authors += [_authors_scores(task, encoded, measured)] if options.protocol else []
         methods = method_names([each.header for each in candidates])
         fields["models"] = [
             ComparedModel(method, each.header.n_bits, each.name, each.header.fingerprint, rows, each.cut_from)
@@ -116,7 +116,7 @@ def evaluate(
         computed_in=model.encoder.computed_in,
         points=_project(task, database, n_points),
         bits=bit_statistics(database.codes, n_bits=model.n_bits, outputs=database.outputs),
-        rankings=sorted([*_rankings(task, model, found), *_with_best(authors, task.ns)], key=lambda score: score.n),
+        rankings=sorted([*_rankings(task, model, found), *_with_best(authors)], key=lambda score: score.n),
         **fields,
     )
 
@@ -259,13 +259,11 @@ def hyp2_order(query: Codes, database: Codes) -> Ids:
     return np.argsort(distances, kind="quicksort")
 
 
-def _with_best(authors: list[RankingScore], ns: Sequence[int]) -> list[RankingScore]:
+def _with_best(authors: list[list[RankingScore]]) -> list[RankingScore]:
     """The authors' figures for the first checkpoint; of several, also the best, which HyP2's training keeps."""
-    if len(authors) <= len(ns):
-        return authors
-    of_n = [[one for one in authors if one.n == n] for n in ns]
-    best_ones = [max(several, key=lambda one: one.mean_average_precision) for several in of_n]
-    return [*authors[: len(ns)], *(replace(one, rank="hyp2-best") for one in best_ones)]
+    first, *others = authors or [[]]
+    best_ones = [max(of_n, key=lambda one: one.mean_average_precision) for of_n in zip(*authors, strict=True)]
+    return [*first, *(replace(one, rank="hyp2-best") for one in best_ones if others)]
 
 
 def _scores(
