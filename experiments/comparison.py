@@ -30,7 +30,6 @@ from experiments.methods import METHODS, POWERS, log_space
 from experiments.processes import in_processes
 from experiments.scoring import N, Outputs, cosine_scores, gallery_scores, scores_of
 from hashseek.retrieval.checkpoint import Checkpoint, load_checkpoint
-from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.metrics import remarks
@@ -38,7 +37,7 @@ from hashseek.training.config import Config, load_config, read_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import fit
-from hashseek.training.runs.run_folder import differences, read_records, write_records
+from hashseek.training.runs.run_folder import describe, read_records, write_records
 from hashseek.training.sweep import sweep
 
 FINALISTS, VALIDATIONS = 3, 3  # number of best trials, each scored on this number of validation parts
@@ -256,19 +255,11 @@ def run(
 
 def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     """Raise BadConfig if the folder's runs had other data or another budget: their rows would not be comparable."""
-    file = folder / "experiment.json"
     extendable = ("bits", "n_seeds", "n_searches")
     budget = {name: value for name, value in asdict(experiment).items() if name not in extendable}
-    budget |= {"base": list(experiment.base), "protocol": 7}  # earlier ones had other spaces, rows, sizes and scales
     config = experiment.config()
+    budget["protocol"] = 7  # earlier ones had other spaces, rows, sizes and scales
     budget["splits_sha256"] = build_splits(config.data.name, **config.data.options()).fingerprint
     if experiment.data not in DATA:  # a file of the user's own, which may change
         budget["configuration"] = config.model_dump(mode="json")
-    if not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(budget).encode())
-    elif changes := differences(json.loads(file.read_text(encoding="utf-8")), budget):
-        raise BadConfig(
-            f"{folder} holds runs with other settings or data ({'; '.join(changes)}): use the same ones, or choose "
-            "another --out"
-        )
+    describe(folder / "experiment.json", budget)

@@ -3,6 +3,7 @@ training with the chosen settings and scoring on the query split, once per seed.
 
 A run folder has one folder per data set, so that two processes can work on two data sets:
 
+protocol.json    data and folds of the search
 trials.sqlite3   every trial of the search
 rows.jsonl       one line per finished seed, with its scores on the query split
 """
@@ -18,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from experiments import hbl
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.data.splits import Splits
-from hashseek.training.runs.run_folder import read_records, write_records
+from hashseek.training.runs.run_folder import describe, read_records, write_records
 from hashseek.training.sweep import RANDOM_TRIALS, Report, locked, open_study, run_trials
 
 MARGINS_OFF = "margins off"
@@ -46,6 +47,7 @@ def run(
     place = folder / data
     place.mkdir(parents=True, exist_ok=True)
     with locked(place):
+        describe(place / "protocol.json", {"data": splits.fingerprint, "folds": n_folds})
         for method in methods:
             best = _search(place, splits, method, n_trials=n_trials, n_folds=n_folds, say=say)
             variants = {"": best.user_attrs["settings"]}
@@ -75,13 +77,6 @@ def _search(
 ) -> FrozenTrial:
     """The best of `n_trials` settings, cross-validated on the training split; finished trials are not repeated."""
     study = open_study(place / "trials.sqlite3", method, optuna.pruners.MedianPruner(n_startup_trials=RANDOM_TRIALS))
-    protocol = {"data": splits.fingerprint, "folds": n_folds}
-    earlier = study.user_attrs.get("protocol", protocol)
-    if earlier != protocol:
-        raise BadConfig(
-            f"the trials in {place} used {earlier}, not {protocol}: use the same settings, or choose another --out"
-        )
-    study.set_user_attr("protocol", protocol)
     if not study.get_trials(deepcopy=False):
         study.enqueue_trial(hbl.defaults(method))
 

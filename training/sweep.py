@@ -41,7 +41,7 @@ from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import fit
 from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.progress import Progress
-from hashseek.training.runs.run_folder import Run, differences, read_records
+from hashseek.training.runs.run_folder import Run, describe, read_records
 from hashseek.training.sweep_space import Distributions, Space, check_space, parse_space, with_values
 
 # Trials drawn at random before the sampler models the results, and trials that finish before any is pruned. They must
@@ -134,7 +134,9 @@ def sweep(
 
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        _describe(folder, what)
+        if not (folder / "sweep.json").is_file() and any(path.name != ".lock" for path in folder.iterdir()):
+            raise BadConfig(f"{folder} holds files that are not a sweep: choose another folder with --out")
+        describe(folder / "sweep.json", what)
         n_unpruned = math.ceil(UNPRUNED_EPOCHS * config.train.epochs)
         median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_unpruned + 1)  # steps are epochs from 1
         study = open_study(folder / "sweep.db", "sweep", median if prune else optuna.pruners.NopPruner())
@@ -232,22 +234,6 @@ def locked(folder: Path) -> Iterator[None]:
             yield
     except filelock.Timeout:
         raise BadConfig(f"another process is working on the search in {folder}: wait until it is done") from None
-
-
-def _describe(folder: Path, what: dict[str, Any]) -> None:
-    """Write sweep.json, or check that the sweep in the folder is the same."""
-    file = folder / "sweep.json"
-    if file.is_file():
-        changes = differences(json.loads(file.read_text(encoding="utf-8")), json.loads(json.dumps(what)))
-        if changes:
-            raise BadConfig(
-                f"the sweep in {folder} has other settings or data ({'; '.join(changes)}): continue with the "
-                "same ones, or choose another folder with --out"
-            )
-    elif any(path.name != ".lock" for path in folder.iterdir()):
-        raise BadConfig(f"{folder} holds files that are not a sweep: choose another folder with --out")
-    else:
-        write_atomically(file, json.dumps(what, indent=2).encode())
 
 
 def _drop_weights(study: optuna.Study, folder: Path) -> None:

@@ -137,10 +137,10 @@ def test_other_data_folds_and_processes_are_refused(root, tmp_path, capsys):
         call(capsys, tmp_path, tmp_path / "out", "--data", "yeast")
     more = ("--data", "scene", "--method", "any", "--trials", "1", "--seeds", "1")
     call(capsys, root, tmp_path / "out", *more)
-    with pytest.raises(BadConfig, match="'folds': 3"):
+    with pytest.raises(BadConfig, match="folds was 2 and is 3"):
         call(capsys, root, tmp_path / "out", *more, "--folds", "3")
     write_set(tmp_path / "other", "scene", seed=5)
-    with pytest.raises(BadConfig, match="'data'"):
+    with pytest.raises(BadConfig, match="data was "):
         call(capsys, tmp_path / "other", tmp_path / "out", *more)
     with locked(tmp_path / "out" / "scene"), pytest.raises(BadConfig, match="another process"):
         call(capsys, root, tmp_path / "out", *more)

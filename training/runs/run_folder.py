@@ -111,6 +111,21 @@ def _load_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def describe(file: Path, what: dict[str, Any]) -> None:
+    """Write what the runs in a folder have in common, or check that it is as before.
+
+    Raises:
+        BadConfig: it is not, so the runs could not be compared.
+    """
+    if not file.is_file():
+        write_atomically(file, json.dumps(what, indent=2).encode())
+    elif changes := differences(json.loads(file.read_text(encoding="utf-8")), json.loads(json.dumps(what))):
+        raise BadConfig(
+            f"{file.parent} holds runs with other settings or data ({'; '.join(changes)}): use the same ones, or "
+            "choose another folder with --out"
+        )
+
+
 def differences(earlier: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     """The changes from `earlier` to `now`, as texts such as "train.seed was 0 and is 1"."""
     found = []
