@@ -109,7 +109,8 @@ def tune(method: str, n_bits: int, experiment: Experiment, folder: Path, *, sear
     space = dict(entry.space)
     if "loss.a" in space:
         space["loss.a"] = log_space(*(space["loss.a"][end] / n_bits for end in ("low", "high")))
-    scored = sweep(content, space, n_trials=experiment.n_trials, folder=trials, seed=seed)
+    content["sweep"] = {"space": space, "trials": experiment.n_trials, "seed": seed}
+    scored = sweep(content, folder=trials)
     means: dict[tuple[str, ...], float] = {}
     for number, finalist in enumerate(scored[:FINALISTS]):
         scores, settings = [finalist.score], finalist.settings

@@ -42,7 +42,7 @@ from hashseek.training.loop.fit import fit
 from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, describe, read_records
-from hashseek.training.sweep_space import Distributions, Space, check_space, parse_space, with_values
+from hashseek.training.sweep_space import Distributions, check_space, parse_space, with_values
 
 # Trials drawn at random before the sampler models the results, and trials that finish before any is pruned. They must
 # not depend on the number of trials, or an extended sweep would differ from a longer one; and short sweeps should
@@ -73,26 +73,19 @@ class Scored:
 
 def sweep(
     config_content: Mapping[str, Any],
-    space: Space,
     *,
-    n_trials: int,
     folder: Path,
-    seed: int = 0,
-    prune: bool = True,
     progress: Progress | None = None,
     source: str = "the configuration",
 ) -> list[Scored]:
-    """Try `n_trials` settings of `space` and return the trials with a score, the best first.
+    """Run the trials of the section [sweep] and return those with a score, the best first.
 
-    Continues the sweep in `folder` if there is one.
+    Continues the sweep in `folder` if there is one. A trial is pruned if its best validation mAP so far is below the
+    median of finished trials at the same epoch.
 
     Args:
         config_content: the sections of a configuration, as `read_config` returns them.
-        space: setting -> range, see `hashseek.training.sweep_space`.
-        n_trials: number of trials, finished ones included.
         folder: where everything is stored.
-        seed: the seed of the trials' settings; the seed of training is in the configuration.
-        prune: end a trial whose best validation mAP so far is below the median of finished trials at the same epoch.
         progress: where progress is printed.
         source: the name of the configuration in messages.
 
@@ -101,19 +94,20 @@ def sweep(
         HashseekError: see `fit` and `run_trials`.
     """
     progress = progress or Progress(quiet=True)
+    config = parse_config(dict(config_content), source=source)
     content = {key: copy.deepcopy(value) for key, value in config_content.items() if key != "sweep"}
-    config = parse_config(content, source=source)
+    settings = config.sweep
     if is_unsupervised(config):
         raise BadConfig(
             f"a sweep compares validation scores, but the loss {config.loss.name!r} uses no labels and has none: "
             "train it with `hashseek train`"
         )
-    distributions = parse_space(space)
+    distributions = parse_space(settings.space)
     check_space(content, distributions, source=source)
     if config.train.devices > 1:
         raise BadConfig(f"train.devices is {config.train.devices}, but a sweep trains in one process: set it to 1")
     data = build_splits(config.data.name, **config.data.options()).fingerprint
-    what = {"config": content, "space": dict(space), "seed": seed, "prune": prune, "splits_sha256": data}
+    what = {"config": content, **settings.model_dump(include={"space", "seed", "prune"}), "splits_sha256": data}
 
     def objective(trial: optuna.Trial, report: Report) -> float:
         values = {name: trial._suggest(name, one) for name, one in distributions.items()}
@@ -139,8 +133,9 @@ def sweep(
         describe(folder / "sweep.json", what)
         n_unpruned = math.ceil(UNPRUNED_EPOCHS * config.train.epochs)
         median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_unpruned + 1)  # steps are epochs from 1
-        study = open_study(folder / "sweep.db", "sweep", median if prune else optuna.pruners.NopPruner())
-        for trial, outcome in run_trials(study, n_trials, objective, seed=seed, n_steps=config.train.epochs):
+        study = open_study(folder / "sweep.db", "sweep", median if settings.prune else optuna.pruners.NopPruner())
+        n_steps = config.train.epochs
+        for trial, outcome in run_trials(study, settings.trials, objective, seed=settings.seed, n_steps=n_steps):
             progress.console.print(f"trial {trial.number}  {_shown(trial.params)}  {outcome}", markup=False)
             _drop_weights(study, folder)
         score_name = f"validation mAP@{config.train.val_n}"

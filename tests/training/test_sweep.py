@@ -15,7 +15,7 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training import sweep as sweep_module
 from hashseek.training.config import load_config
 from hashseek.training.loop.fit import fit
-from hashseek.training.sweep import open_study, run_trials, sweep
+from hashseek.training.sweep import Scored, open_study, run_trials
 from hashseek.training.sweep_space import parse_space
 from support.commands import wait_until
 
@@ -52,6 +52,10 @@ def content(data: Path, **sections) -> dict:
     return made
 
 
+def sweep(content: dict, space: dict, *, folder: Path, **settings) -> list[Scored]:
+    return sweep_module.sweep({**content, "sweep": {"space": space, **settings}}, folder=folder)
+
+
 def table_of(folder: Path) -> list[dict[str, str]]:
     """What every trial tried and came to, without its time."""
     with (folder / "trials.csv").open(newline="") as file:
@@ -60,7 +64,7 @@ def table_of(folder: Path) -> list[dict[str, str]]:
 
 def test_a_sweep_leaves_a_table_a_plot_and_a_configuration_that_trains_to_its_score(data, tmp_path):
     given = content(data, tracking={"keep_every": 1})
-    best, *others = sweep(given, SPACE, n_trials=4, folder=tmp_path / "sweep")
+    best, *others = sweep(given, SPACE, trials=4, folder=tmp_path / "sweep")
     rows = table_of(tmp_path / "sweep")
     assert [row["trial"] for row in rows] == list("0123")
     scored = [row for row in rows if row["outcome"] == "scored"]
@@ -84,9 +88,9 @@ def test_a_sweep_leaves_a_table_a_plot_and_a_configuration_that_trains_to_its_sc
     assert f"{best.score:.4f} in trial {best.trial}." in header
     assert list(tmp_path.glob("sweep/trials/*/*.safetensors")) == [best.run.best]
     assert not list(tmp_path.glob("sweep/trials/*/state.pt"))
-    sweep(given, SPACE, n_trials=5, folder=tmp_path / "sweep")  # more trials continue it, and fewer change nothing
+    sweep(given, SPACE, trials=5, folder=tmp_path / "sweep")  # more trials continue it, and fewer change nothing
     assert table_of(tmp_path / "sweep")[:4] == rows
-    sweep(given, SPACE, n_trials=1, folder=tmp_path / "sweep")
+    sweep(given, SPACE, trials=1, folder=tmp_path / "sweep")
     assert len(table_of(tmp_path / "sweep")) == 5
 
 
@@ -95,7 +99,7 @@ def test_a_sweep_that_is_killed_runs_the_trials_of_an_uninterrupted_one(data, tm
     given = content(data, sweep={"trials": 4, "seed": 3})
     file.write_text(tomli_w.dumps(given | {"sweep": given["sweep"] | {"space": SPACE}}))
     monkeypatch.setattr(sweep_module, "RANDOM_TRIALS", 2)
-    uninterrupted, *_ = sweep(given, SPACE, n_trials=4, folder=tmp_path / "uninterrupted", seed=3)
+    uninterrupted, *_ = sweep(given, SPACE, trials=4, folder=tmp_path / "uninterrupted", seed=3)
 
     folder = tmp_path / "broken"
     patch = "from hashseek.training import sweep; sweep.RANDOM_TRIALS = 2\n"
@@ -123,7 +127,7 @@ def test_a_trial_that_falls_behind_ends_early_and_keeps_its_log(data, tmp_path, 
     given = content(data, train={"epochs": 8, "val_fraction": 0.3, "val_n": 20})
     # A rate of 1e-30 learns nothing, so that such a trial is behind the median of those that do.
     space = {"optimizer.lr": [1e-30, 1e-2, 2e-2], "train.noise": {"low": 0.0, "high": 0.1}}
-    sweep(given, space, n_trials=6, folder=tmp_path / "b", seed=2)
+    sweep(given, space, trials=6, folder=tmp_path / "b", seed=2)
     rows = table_of(tmp_path / "b")
     pruned = [row for row in rows if row["outcome"] == "pruned"]
     assert pruned
@@ -134,27 +138,27 @@ def test_a_trial_that_falls_behind_ends_early_and_keeps_its_log(data, tmp_path, 
         assert len((trial / "log.jsonl").read_text().splitlines()) == int(row["epochs"])
         assert (trial / "report.md").is_file()
     up_to_pruned = int(pruned[0]["trial"]) + 1
-    sweep(given, space, n_trials=up_to_pruned, folder=tmp_path / "c", seed=2, prune=False)
+    sweep(given, space, trials=up_to_pruned, folder=tmp_path / "c", seed=2, prune=False)
     assert {row["outcome"] for row in table_of(tmp_path / "c")} == {"scored"}
 
 
 def test_no_trial_is_pruned_after_its_last_epoch(data, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep_module, "UNPRUNED_TRIALS", 1)
     space = {"optimizer.lr": [1e-30, 1e-2, 2e-2]}
-    sweep(content(data, train={"epochs": 2, "val_fraction": 0.3}), space, n_trials=6, folder=tmp_path, seed=2)
+    sweep(content(data, train={"epochs": 2, "val_fraction": 0.3}), space, trials=6, folder=tmp_path, seed=2)
     assert [row["outcome"] for row in table_of(tmp_path)] == ["scored"] * 6
 
 
 def test_a_trial_that_diverges_counts_as_the_worst_and_does_not_stop_the_sweep(data, tmp_path):
     given = content(data, optimizer={"name": "sgd", "schedule": "constant"})
     space = {"optimizer.lr": [1e30, 0.05], "train.batch_size": {"low": 8, "high": 16}}
-    best, *_ = sweep(given, space, n_trials=5, folder=tmp_path / "a")
+    best, *_ = sweep(given, space, trials=5, folder=tmp_path / "a")
     outcomes = {row["optimizer.lr"]: row["outcome"] for row in table_of(tmp_path / "a")}
     assert outcomes == {"1e+30": "failed", "0.05": "scored"}
     assert best.overrides["optimizer.lr"] == 0.05
     assert "lower optimizer.lr" in next(row["reason"] for row in table_of(tmp_path / "a") if row["outcome"] == "failed")
     with pytest.raises(BadConfig, match="none of the 2 trials"):
-        sweep(given, {"optimizer.lr": [1e30, 2e30]}, n_trials=2, folder=tmp_path / "b")
+        sweep(given, {"optimizer.lr": [1e30, 2e30]}, trials=2, folder=tmp_path / "b")
     assert [row["outcome"] for row in table_of(tmp_path / "b")] == ["failed", "failed"]
 
 
@@ -165,7 +169,7 @@ def test_divergence_in_the_last_step_of_an_epoch_does_not_stop_the_sweep_either(
         optimizer={"name": "sgd", "schedule": "constant"},
         train={"batch_size": 130, "epochs": 1},
     )
-    best, *_ = sweep(given, {"optimizer.lr": [1e38, 0.05]}, n_trials=5, folder=tmp_path)
+    best, *_ = sweep(given, {"optimizer.lr": [1e38, 0.05]}, trials=5, folder=tmp_path)
     assert {row["outcome"] for row in table_of(tmp_path)} == {"failed", "scored"}
     assert best.overrides["optimizer.lr"] == 0.05
 
@@ -174,28 +178,28 @@ def test_missing_or_changed_data_are_refused(data, tmp_path):
     moved = tmp_path / "moved"
     given = content(moved)
     with pytest.raises(BadDataset):
-        sweep(given, SPACE, n_trials=1, folder=tmp_path / "sweep")
+        sweep(given, SPACE, trials=1, folder=tmp_path / "sweep")
     shutil.copytree(data, moved)
-    sweep(given, SPACE, n_trials=1, folder=tmp_path / "sweep")
+    sweep(given, SPACE, trials=1, folder=tmp_path / "sweep")
     with np.load(moved / "scene.npz") as arrays:
         changed = dict(arrays) | {"Y": 1 - arrays["Y"]}
     np.savez(moved / "scene.npz", **changed)
     with pytest.raises(BadConfig, match="splits_sha256"):
-        sweep(given, SPACE, n_trials=2, folder=tmp_path / "sweep")
+        sweep(given, SPACE, trials=2, folder=tmp_path / "sweep")
 
 
 def test_a_folder_is_for_one_sweep_and_one_process(data, tmp_path):
-    sweep(content(data), SPACE, n_trials=1, folder=tmp_path / "a")
+    sweep(content(data), SPACE, trials=1, folder=tmp_path / "a")
     with pytest.raises(BadConfig, match=r"config\.train\.epochs was 3 and is 5; seed was 0 and is 1"):
-        sweep(content(data, train={"epochs": 5}), SPACE, n_trials=1, folder=tmp_path / "a", seed=1)
+        sweep(content(data, train={"epochs": 5}), SPACE, trials=1, folder=tmp_path / "a", seed=1)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.txt").write_text("mine")
     with pytest.raises(BadConfig, match="choose another folder"):
-        sweep(content(data), SPACE, n_trials=1, folder=tmp_path / "b")
+        sweep(content(data), SPACE, trials=1, folder=tmp_path / "b")
     with pytest.raises(BadConfig, match="train.devices is 2"):
-        sweep(content(data, train={"devices": 2}), SPACE, n_trials=1, folder=tmp_path / "c")
+        sweep(content(data, train={"devices": 2}), SPACE, trials=1, folder=tmp_path / "c")
     with sweep_module.locked(tmp_path / "a"), pytest.raises(BadConfig, match="another process"):
-        sweep(content(data), SPACE, n_trials=1, folder=tmp_path / "a")
+        sweep(content(data), SPACE, trials=1, folder=tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +234,7 @@ def test_a_folder_is_for_one_sweep_and_one_process(data, tmp_path):
 )
 def test_a_mistake_in_the_ranges_is_named_before_anything_is_run(data, tmp_path, space, named):
     with pytest.raises(BadConfig, match=named):
-        sweep(content(data), space, n_trials=1, folder=tmp_path / "sweep")
+        sweep(content(data), space, trials=1, folder=tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
 
 

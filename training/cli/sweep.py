@@ -23,23 +23,14 @@ def sweep(
 
     Run the command again to continue an interrupted sweep, or with a larger --trials to extend it.
     """
-    content = read_config(config, overrides or [])
-    settings = parse_config(content, source=str(config)).sweep
+    content = read_config(config, [*(overrides or []), *([f"sweep.trials={trials}"] if trials else [])])
+    parse_config(content, source=str(config))
 
     from hashseek.training.sweep import sweep as run  # loads torch: a bad configuration is refused before
 
     progress = Progress()
     folder = out or Path("runs") / f"{config.stem}-sweep"
-    best, *_ = run(
-        content,
-        settings.space,
-        n_trials=trials or settings.trials,
-        folder=folder,
-        seed=settings.seed,
-        prune=settings.prune,
-        progress=progress,
-        source=str(config),
-    )
+    best, *_ = run(content, folder=folder, progress=progress, source=str(config))
     found = f"best: trial {best.trial} with validation mAP {best.score:.4f}: {' '.join(best.settings)}"
     progress.console.print(found, markup=False)
     typer.echo(folder / "best.toml")

@@ -78,7 +78,7 @@ def test_what_needs_labels_is_refused(pictures, tmp_path):
             fit(config(pictures, data=data, **sections), out=tmp_path / "run")
     content = config(pictures, **BIHALF).model_dump(mode="json")
     with pytest.raises(BadConfig, match="bihalf"):
-        sweep(content, {"optimizer.lr": [1e-4, 1e-3]}, n_trials=1, folder=tmp_path / "sweep")
+        sweep({**content, "sweep": {"space": {"optimizer.lr": [1e-4, 1e-3]}}}, folder=tmp_path / "sweep")
     assert not list(tmp_path.iterdir())
     (tmp_path / "._one.jpg").write_bytes(b"of a Mac")  # hidden files are left out
     with pytest.raises(BadDataset, match="no images"):
