@@ -233,16 +233,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _drop_weights(study: optuna.Study, folder: Path) -> None:
     """Keep only the weights of the best trial: a hundred ResNet-50s would fill a disk."""
-    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
-    for i, trial in enumerate(sorted(finished, key=_rank)):
+    for i, trial in enumerate(_ranked(study)):
         run = _run_of(trial, folder)
         for file in (run.state, run.last, *run.epochs(), *([run.best] if i else [])):
             file.unlink(missing_ok=True)
 
 
 def _scored(study: optuna.Study, folder: Path) -> list[Scored]:
-    trials = study.get_trials(deepcopy=False)
-    scored = sorted((trial for trial in trials if trial.state == TrialState.COMPLETE), key=_rank)
+    trials = _ranked(study)
+    scored = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     if not scored:
         reason = trials[0].user_attrs.get("reason", "it was pruned")
         raise BadConfig(f"none of the {len(trials)} trials has a score: change the ranges; the first: {reason}")
@@ -283,9 +282,9 @@ def _score(trial: FrozenTrial) -> float:
     return float(trial.value) if trial.state == TrialState.COMPLETE and trial.value is not None else -math.inf
 
 
-def _rank(trial: FrozenTrial) -> tuple[float, int]:
-    """Sorts trials, best first."""
-    return -_score(trial), trial.number
+def _ranked(study: optuna.Study) -> list[FrozenTrial]:
+    """All trials, the best first; in the order in which they ran if their scores are the same."""
+    return sorted(study.get_trials(deepcopy=False), key=_score, reverse=True)
 
 
 def _outcome(trial: FrozenTrial) -> str:

@@ -108,8 +108,8 @@ def test_a_sweep_that_is_killed_runs_the_trials_of_an_uninterrupted_one(data, tm
         "save = fit.save_state; fit.save_state = lambda *given: (save(*given), time.sleep(0.3))\n"
     )
     command = start("sweep", file, "--out", folder, before=patch + slow)
-    log = folder / "trials" / "0003" / "log.jsonl"  # where the sampler has learnt
-    wait_until(lambda: log.is_file() or command.ended)
+    state = folder / "trials" / "0003" / "state.pt"  # where the sampler has learnt, and before the epoch is reported
+    wait_until(lambda: state.is_file() or command.ended)
     command.send(signal.SIGKILL)
     command.wait()
     assert not (folder / "best.toml").exists()
@@ -127,7 +127,9 @@ def test_a_trial_that_falls_behind_ends_early_and_keeps_its_log(data, tmp_path, 
     given = content(data, train={"epochs": 8, "val_fraction": 0.3, "val_n": 20})
     # A rate of 1e-30 learns nothing, so that such a trial is behind the median of those that do.
     space = {"optimizer.lr": [1e-30, 1e-2, 2e-2], "train.noise": {"low": 0.0, "high": 0.1}}
-    sweep(given, space, trials=6, folder=tmp_path / "b", seed=2)
+    best, *_ = sweep(given, space, trials=6, folder=tmp_path / "b", seed=2)
+    assert list(tmp_path.glob("b/trials/*/*.safetensors")) == [best.run.best]
+    assert not list(tmp_path.glob("b/trials/*/state.pt"))
     rows = table_of(tmp_path / "b")
     pruned = [row for row in rows if row["outcome"] == "pruned"]
     assert pruned
