@@ -68,6 +68,7 @@ def test_the_hashing_split_is_seeded_over_all_images_with_objects(coco):
     assert build_splits("coco", **options).fingerprint == splits.fingerprint
     assert build_splits("coco", split_seed=1, **options).fingerprint != splits.fingerprint
     assert sizes(build_splits("coco", train_in_database=True, **options)) == (2, 3, 5)
+    assert build_splits("coco", on_error="skip", **options).on_error == "skip"
 
 
 def test_options_of_a_random_split_are_refused_where_none_is_drawn(coco):

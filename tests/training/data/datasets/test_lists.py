@@ -104,6 +104,7 @@ def test_missing_images_are_refused_or_left_out(root):
     assert sizes(splits) == (2, 4, 5)
     [problem] = splits.problems
     assert problem.missing
+    assert splits.on_error == "skip"  # also for images that turn out to be broken
 
 
 def test_training_images_that_the_database_lacks_are_added_to_it(root):

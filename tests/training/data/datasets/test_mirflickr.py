@@ -61,6 +61,7 @@ def test_a_seeded_split_of_the_official_archives_leaves_unlabelled_images_out(of
         assert labels_of(splits, f"im{number}.jpg") == has(number)
     assert build_splits("mirflickr", **options).fingerprint == splits.fingerprint
     assert build_splits("mirflickr", split_seed=1, **options).fingerprint != splits.fingerprint
+    assert build_splits("mirflickr", on_error="skip", **options).on_error == "skip"
 
 
 def test_the_deephash_protocol_keeps_unlabelled_images(official, monkeypatch):

@@ -75,6 +75,7 @@ def test_every_label_has_its_queries_and_training_images(nus):
     assert splits.train.labels.sum(axis=0).min() >= 5
     assert build_splits("nuswide", root=str(nus), **SMALL).fingerprint == splits.fingerprint
     assert build_splits("nuswide", root=str(nus), split_seed=1, **SMALL).fingerprint != splits.fingerprint
+    assert build_splits("nuswide", root=str(nus), on_error="skip", **SMALL).on_error == "skip"
 
 
 def test_all_81_labels_are_split_at_random(nus):

@@ -62,6 +62,7 @@ def test_2007_has_trainval_as_training_set_and_database_and_test_as_queries(voc,
     assert splits.label_names[:3] == ("aeroplane", "bicycle", "bird")
     assert all(path.is_file() for path in splits.train.paths + splits.query.paths)
     assert any("4,952" in problem.reason for problem in splits.problems)
+    assert build_splits("voc2007", root=str(tmp_path), on_error="skip").on_error == "skip"
 
 
 def test_2012_has_train_as_training_set_and_val_as_queries(tmp_path):
@@ -69,6 +70,7 @@ def test_2012_has_train_as_training_set_and_val_as_queries(tmp_path):
     splits = build_splits("voc2012", root=str(tmp_path))
     assert sizes(splits) == (1, 2, 2)
     assert names(splits.query) == ["000002.jpg"]
+    assert build_splits("voc2012", root=str(tmp_path), on_error="skip").on_error == "skip"
 
 
 def test_difficult_objects_count_and_parts_of_objects_are_no_labels(voc, tmp_path):
