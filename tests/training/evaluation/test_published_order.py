@@ -1,4 +1,4 @@
-"""The order of ties of published code: that of the quicksort of NumPy."""
+"""The order of ties of published code: that of the quicksort of NumPy, which is written out here."""
 
 from dataclasses import replace
 
@@ -15,9 +15,61 @@ from hashseek.training.evaluation.report.markdown import as_markdown
 from support.vector_models import VECTOR_SPLITS, save_vector_model
 
 
+def quicksort(values: list[int]) -> list[int]:
+    """The order of `aquicksort` in NumPy: the median of three is the pivot, and up to 16 values are inserted."""
+    order, waiting = list(range(len(values))), [(0, len(values) - 1)]
+
+    def swap(a: int, b: int) -> None:
+        order[a], order[b] = order[b], order[a]
+
+    def value(at: int) -> int:
+        return values[order[at]]
+
+    while waiting:
+        left, right = waiting.pop()
+        while right - left > 15:
+            middle = left + (right - left) // 2
+            for a, b in ((left, middle), (middle, right), (left, middle)):
+                if value(b) < value(a):
+                    swap(a, b)
+            pivot, i, j = value(middle), left, right - 1
+            swap(middle, j)
+            while True:
+                i += 1
+                while value(i) < pivot:
+                    i += 1
+                j -= 1
+                while pivot < value(j):
+                    j -= 1
+                if i >= j:
+                    break
+                swap(i, j)
+            swap(i, right - 1)
+            if i - left < right - i:
+                waiting.append((i + 1, right))
+                right = i - 1
+            else:
+                waiting.append((left, i - 1))
+                left = i + 1
+        for place in range(left + 1, right + 1):
+            while place > left and value(place) < value(place - 1):
+                swap(place, place - 1)
+                place -= 1
+    return order
+
+
 def codes_at(distances: list[int]) -> np.ndarray:
     """Codes of 8 bits at these distances from zero."""
     return pack(np.where(np.arange(8) < np.array(distances)[:, None], 1.0, -1.0))
+
+
+@pytest.mark.parametrize("n", [3, 16, 17, 60, 1000])
+def test_ties_are_in_the_order_of_a_quicksort(n):
+    distances = np.random.default_rng(n).integers(0, 5, n).tolist()
+    found = hyp2_order(codes_at([0])[0], codes_at(distances)).tolist()
+    assert found == quicksort(distances)
+    if n > 16:
+        assert found != sorted(range(n), key=distances.__getitem__)
 
 
 def test_average_precision_worked_out_by_hand():
@@ -35,15 +87,12 @@ def test_the_report_has_the_figure_beside_ours(tmp_path):
     report = evaluate(checkpoint, VECTOR_SPLITS, options, n_points=0).report
     query, database = VECTOR_SPLITS.query, VECTOR_SPLITS.database
     model = load_checkpoint(checkpoint).model.eval()
-    queries, stored = (pack(model(torch.from_numpy(split.vectors)).detach().numpy()) for split in (query, database))
+    queries, stored = (model(torch.from_numpy(split.vectors)).detach().numpy() > 0 for split in (query, database))
     for n in (5, 20):
         scores = []
-        for code, labels in zip(queries, query.labels, strict=True):
-            hits = [
-                rank
-                for rank, row in enumerate(hyp2_order(code, stored)[:n], 1)
-                if (labels & database.labels[row]).any()
-            ]
+        for bits, labels in zip(queries, query.labels, strict=True):
+            order = quicksort((bits != stored).sum(axis=1).tolist())[:n]
+            hits = [rank for rank, row in enumerate(order, 1) if (labels & database.labels[row]).any()]
             scores.append(np.mean([i / rank for i, rank in enumerate(hits, 1)]) if hits else 0)
         found = next(score for score in report.rankings if (score.rank, score.n) == ("hyp2", n))
         assert found.mean_average_precision == pytest.approx(np.mean(scores))

@@ -1,4 +1,4 @@
-"""MS-COCO on a miniature of its files: labels are the categories of objects."""
+"""MS-COCO on a miniature of its files: labels are the categories of objects, whatever form their outlines have."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,18 @@ import pytest
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.datasets import build_splits
+from hashseek.training.data.datasets.coco import _OUTLINE
 from support.dataset_files import damage_file, labels_of, names, picture, sizes
 
 # Not in the order of their ids, and with holes, as in the real files.
 CATEGORIES = {18: "dog", 1: "person", 44: "bottle", 90: "toothbrush"}
+OUTLINES = [
+    [[239.97, 260.24, 222.04, 1e-05], [1.0, -2.5, 3.0]],
+    {"counts": [272, 2, 4, 4], "size": [240, 320]},
+    {"counts": "Vj`0]b]1N2O1O0O2^OnR", "size": [240, 320]},
+    [],
+    [[]],
+]
 OBJECTS = {  # image -> categories of its objects; 5 has none
     "train": {9: [18, 18, 1], 25: [1], 30: [44], 5: [], 34: [90, 1, 44, 18]},
     "val": {139: [1, 44], 285: [18], 632: [90], 724: []},
@@ -28,11 +36,11 @@ def write_coco(root: Path, year: int) -> Path:
             picture(root / f"{part}{year}" / file_name(part, year, number), number)
         found = [(number, category) for number, categories in images.items() for category in categories]
         annotations = [
-            {"id": i, "segmentation": [[239.97, 260.24, 222.04, 1e-05]], "image_id": number, "category_id": category}
+            {"id": i, "segmentation": OUTLINES[i % len(OUTLINES)], "image_id": number, "category_id": category}
             for i, (number, category) in enumerate(found)
         ]
         content = {
-            "info": {},
+            "info": {"description": 'a "segmentation" : [ in a text'},
             "licenses": [],
             "images": [{"id": n, "file_name": file_name(part, year, n), "width": 24, "height": 20} for n in images],
             "annotations": annotations[::-1],
@@ -59,6 +67,16 @@ def test_official_sets_and_labels(tmp_path, year):
             if categories:
                 wanted = {CATEGORIES[category] for category in categories}
                 assert labels_of(splits, file_name(part, year, number)) == wanted
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_taking_outlines_out_changes_nothing_else(coco, indent):
+    content = json.loads((coco / "annotations" / "instances_train2014.json").read_text())
+    short = json.loads(_OUTLINE.sub(rb"\g<1>0", json.dumps(content, indent=indent).encode()))
+    assert all(found.pop("segmentation") == 0 for found in short["annotations"])
+    for found in content["annotations"]:
+        found.pop("segmentation")
+    assert short == content
 
 
 def test_the_hashing_split_is_seeded_over_all_images_with_objects(coco):
