@@ -90,8 +90,8 @@ class Collection:
         self.place, self.checkpoint = catalog.place, catalog.checkpoint
         self.n_bits, self.fingerprint, self.keeps_features = catalog.n_bits, catalog.fingerprint, catalog.keeps_features
         self.get, self.one, self.by_key, self.ids_where = catalog.get, catalog.one, catalog.by_key, catalog.ids_where
-        self.by_hash, self.ids_by_key = catalog.by_hash, catalog.ids_by_key
-        self.records_by_path, self.code_by_hash, self.code = catalog.records_by_path, catalog.code_by_hash, catalog.code
+        self.by_content, self.ids_by_key = catalog.by_content, catalog.ids_by_key
+        self.records_by_path, self.code_of = catalog.records_by_path, catalog.code_of
         self.update, self.label_counts = catalog.update, catalog.label_counts
         self.engines, self.features_of, self.calibration = spaces.engines, spaces.features_of, spaces.calibration
         self.check_readable = catalog.generation

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, create_catalog
 from hashseek.indexing.collection import CATALOG, check_checkpoint, check_place
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header, load_header
-from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.images import Pixels, Preprocessing
-from hashseek.retrieval.scores import StoredFeatures
 
 # For a new collection without a checkpoint; which images can be used does not depend on it.
 _TO_BE_FITTED = Header("", 8, Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), (), fingerprint="")
@@ -32,9 +31,9 @@ class DryRunEncoder:
     engine: str = ""
     batch_size: int = 32
 
-    def encode_with_features(self, pixels: Pixels) -> tuple[Codes, StoredFeatures]:
-        """Zeros (B, code_size) and (B, 1)."""
-        return np.zeros((len(pixels), code_size(self.n_bits)), np.uint8), np.zeros((len(pixels), 1), np.float16)
+    def features_and_outputs(self, pixels: Pixels) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Zeros (B, 1) and (B, K)."""
+        return np.zeros((len(pixels), 1), np.float32), np.zeros((len(pixels), self.n_bits), np.float32)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import NewImage
-from hashseek.indexing.catalog.records import StoredCode
+from hashseek.indexing.catalog.records import StoredCode, stored_codes
 from hashseek.indexing.collection import CHECKPOINT, check_place
 from hashseek.indexing.fit_options import FeatureNetwork, FitOptions, changed, find_network
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, Stamp, stamp_of
@@ -26,7 +26,6 @@ from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.remote import fetch
 from hashseek.retrieval.checkpoint import Checkpoint, Header, save_checkpoint
-from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig, BadDataset, BadImage
@@ -34,7 +33,6 @@ from hashseek.retrieval.hash_layers import Features, fit_hash_layer, normalized
 from hashseek.retrieval.images import Pixels, Preprocessing, decode, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem
 from hashseek.retrieval.models.fully_connected import as_arrays, head_of
-from hashseek.retrieval.scores import stored_features
 
 if TYPE_CHECKING:
     from hashseek.retrieval.models.hash_model import HashModel
@@ -175,9 +173,8 @@ class Fitting:
         self.record = record | {"n_images": len(features)} | self.network.describe()
         self.n_images = len(features)
         self.encoder.head = head_of("normalized", as_arrays(self.model.head))
-        codes = pack(self.encoder.head(features))
-        parts = zip(found, codes, stored_features(features), strict=True)
-        return {sha256: StoredCode(code, self.encoder.engine, feature) for sha256, code, feature in parts}
+        codes = stored_codes(self.encoder.engine, features, self.encoder.head(features))
+        return dict(zip(found, codes, strict=True))
 
     @contextmanager
     def checkpoint(self) -> Iterator[Path]:

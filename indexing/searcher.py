@@ -26,7 +26,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder, VectorEncoder, WithHeader
-from hashseek.retrieval.errors import BadConfig, UnknownImage
+from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import LoadedFile, load_file
 from hashseek.retrieval.micro_batches import MicroBatches
 from hashseek.retrieval.scores import StoredFeatures, asymmetric_scores, best, cosines, stored_features
@@ -230,8 +230,8 @@ class Searcher:
             [query] = _queries(*self._encode_one(loaded.pixels))
         return loaded, query
 
-    def search(self, images: Sequence[Image.Image], options: SearchOptions) -> list[Answer]:
-        """The hits of each image; `decode` reads images from bytes.
+    def search(self, image: Image.Image, options: SearchOptions) -> Answer:
+        """The hits of a decoded image, see `hashseek.retrieval.images.as_decoded`.
 
         Raises:
             BadConfig: no distance reaches `min_precision`, or the index does not support this effort.
@@ -239,9 +239,8 @@ class Searcher:
         self.check(options)
         started = time.perf_counter()
         encoder = self.image_encoder
-        queries = _queries(*encoder.features_and_outputs(encoder.pixels_of(images)))
-        encode_ms = 1000 * (time.perf_counter() - started) / max(len(images), 1)
-        return [self.answer([query], options, encode_ms) for query in queries]
+        queries = _queries(*encoder.features_and_outputs(encoder.pixels_of([image])))
+        return self.answer(queries, options, 1000 * (time.perf_counter() - started))
 
     def search_files(
         self, files: Sequence[bytes], options: SearchOptions, *, combine: Combine = "mean", name: str = "the image"
@@ -278,7 +277,8 @@ class Searcher:
         return _with_stored_code(self.encode_file(data, name=name)[1], self._stored_code(data))
 
     def _stored_code(self, data: bytes) -> StoredCode | None:
-        return self.collection.code_by_hash(hashlib.sha256(data).hexdigest())
+        found = self.collection.by_content(hashlib.sha256(data).hexdigest())
+        return None if found is None else found[1]
 
     def search_code(self, code: NDArray[np.uint8], options: SearchOptions) -> Answer:
         """The hits of a packed code (code_size,) of this collection's checkpoint.
@@ -321,15 +321,9 @@ class Searcher:
             BadConfig: see `search`; or `rank` is "asymmetric", which needs outputs.
             UnknownImage: there is no such image.
         """
-        rank = self.check(options, stored=True)
-        [code] = self.collection.code(image_id)
-        feature = None
-        if rank == "float":
-            features = self.collection.features_of([image_id])[1]
-            if not len(features):
-                raise UnknownImage(f"image {image_id} was removed from the collection")
-            feature = features[0]
-        return self.answer([Query(code, feature=feature)], options)
+        self.check(options, stored=True)
+        stored = self.collection.code_of(image_id)
+        return self.answer([Query(stored.code, feature=stored.feature)], options)
 
     def check(self, options: SearchOptions, *, stored: bool = False) -> Rank:
         """The ranking that `options` select for an image, or for a stored one.

@@ -16,14 +16,13 @@ import numpy as np
 from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key, check_labels
 from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
-from hashseek.indexing.ingest.batch import IngestReport
+from hashseek.indexing.ingest.batch import IngestReport, encode
 from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, labels_of, load_pyarrow, rows_of, text_lines
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header
-from hashseek.retrieval.codes import check_n_bits, pack
+from hashseek.retrieval.codes import check_n_bits
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Problem
-from hashseek.retrieval.scores import stored_features
 from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
 
 if TYPE_CHECKING:
@@ -232,8 +231,7 @@ def store(
     report = IngestReport()
     for start in range(0, len(vectors), BATCH):
         rows = as_float32(vectors[start : start + BATCH])
-        features, outputs = encoder.features_and_outputs(rows)
-        encoded = zip(rows, pack(outputs), stored_features(features), entries[start : start + BATCH], strict=True)
+        encoded = zip(rows, encode(encoder, rows), entries[start : start + BATCH], strict=True)
         images = [
             NewImage(
                 path="",
@@ -243,13 +241,11 @@ def store(
                 bytes=row.nbytes,
                 media_type=VECTOR_TYPE,
                 labels=entry.labels,
-                code=code,
                 key=entry.id,
                 attributes=entry.attributes,
-                engine=encoder.engine,
-                feature=feature,
+                **code._asdict(),
             )
-            for row, code, feature, entry in encoded
+            for row, code, entry in encoded
         ]
         report = report.plus(IngestReport.of(collection.add(images)))
         yield report

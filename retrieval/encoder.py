@@ -16,7 +16,6 @@ from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.images import Pixels, preprocess
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.retrieval.scores import StoredFeatures, stored_features
 from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
 
 T = TypeVar("T")
@@ -129,11 +128,6 @@ class Encoder(WithHeader):
     def encode_pixels(self, pixels: Pixels) -> Codes:
         """Packed codes (B, code_size) of preprocessed uint8 pixels (B, 3, size, size)."""
         return pack(self.features_and_outputs(pixels)[1])
-
-    def encode_with_features(self, pixels: Pixels) -> tuple[Codes, StoredFeatures]:
-        """Packed codes (B, code_size), and features (B, D) as they are stored, of preprocessed uint8 pixels."""
-        features, outputs = self.features_and_outputs(pixels)
-        return pack(outputs), stored_features(features)
 
     def features_and_outputs(self, pixels: Pixels) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Features (B, D) and real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""

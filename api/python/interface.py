@@ -143,8 +143,7 @@ class ImageCollection:
             return self.searcher.search_files([image], chosen).hits
         if isinstance(image, str | Path):
             return self.searcher.search_files([read_bytes(Path(image))], chosen, name=str(image)).hits
-        [answer] = self.searcher.search([as_decoded(image)], chosen)
-        return answer.hits
+        return self.searcher.search(as_decoded(image), chosen).hits
 
     def add_vectors(
         self,

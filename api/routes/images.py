@@ -252,17 +252,18 @@ def _add(
     collection, encoder = searcher.collection, searcher.image_encoder
     data = read_upload(upload)
     sha256 = hashlib.sha256(data).hexdigest()
-    stored, encoded = collection.by_hash(sha256), collection.code_by_hash(sha256)
-    if stored is not None and encoded is not None:
+    image: StoredImage | LoadedFile
+    if (known := collection.by_content(sha256)) is not None:
+        stored, encoded = known  # the same content has one code, whichever engine is in use now
         if key is None and is_there(collection.uri_of(stored)):
             return AddedImage.of(stored, created=False, change="known")
-        image: StoredImage | LoadedFile = stored  # the same content has one code, whichever engine is in use now
+        image = stored
     else:
         image, query = searcher.encode_file(data, name="the upload")
         encoded = StoredCode(query.code, encoder.engine, query.feature)
     named = {"filename": name} if (name := _base_name(upload.filename or "")) else {}
-    if not attributes and key is not None and (known := collection.ids_by_key([key])):
-        before = collection.one(known[key])
+    if not attributes and key is not None and (ids := collection.ids_by_key([key])):
+        before = collection.one(ids[key])
         attributes = before.attributes if before.sha256 == sha256 else {**before.attributes, **named}
     else:
         attributes = {**named, **attributes}

@@ -33,7 +33,7 @@ from hashseek.indexing.catalog.records import (
     is_utf8,
     stored_image,
 )
-from hashseek.indexing.catalog.spaces import CodeSpaces, active_space
+from hashseek.indexing.catalog.spaces import CodeSpaces, active_space, codes_of
 from hashseek.indexing.catalog.storing import Storing, check_new
 from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.retrieval.codes import Codes, check_n_bits, code_size
@@ -77,6 +77,7 @@ class Catalog:
             self.space = self.spaces.own
             self.fingerprint = self.space.fingerprint
             self.n_bits = check_n_bits(self.space.n_bits)
+            self._has_code = f"EXISTS (SELECT 1 FROM codes WHERE space_id = {self.space.id} AND image_id = images.id)"
         except (BadCodes, TypeError) as error:
             self.close()
             raise CatalogDamaged(path, f"its code space is invalid: {error}") from None
@@ -231,12 +232,18 @@ class Catalog:
         with self._db.reading() as db:
             return [stored_image(row) for row in db.execute(query, (after, limit, offset)).fetchall()]
 
-    def by_hash(self, sha256: str) -> StoredImage | None:
-        """The record of the image with this content; of several, that with the lowest id; None if there is none."""
-        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE sha256 = ? ORDER BY id LIMIT 1"
-        with self._db.reading() as db:
+    def by_content(self, sha256: str) -> tuple[StoredImage, StoredCode] | None:
+        """Record and code of an image with this content, which need not be encoded again; None if there is no code.
+
+        Of several records, that with the lowest id.
+        """
+        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE sha256 = ? AND {self._has_code} ORDER BY id LIMIT 1"
+        with self._db.snapshot() as db:  # the image may get other content, and with it another code
             row = db.execute(query, (sha256,)).fetchone()
-        return None if row is None else stored_image(row)
+            if row is None:
+                return None
+            stored = stored_image(row)
+            return stored, codes_of(db, self.space.id, [stored.id])[stored.id]
 
     def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
         """Ids of those of these keys that are stored."""
@@ -246,28 +253,10 @@ class Catalog:
 
     def records_by_path(self, paths: Sequence[str]) -> dict[str, FileRecord]:
         """The record of each of these paths that has one; if there are several, the last."""
-        has_code = f"EXISTS (SELECT 1 FROM codes WHERE space_id = {self.space.id} AND image_id = images.id)"
         wanted = "path IN (SELECT value FROM json_each(?)) ORDER BY id"
-        query = f"SELECT path, id, key, bytes, mtime_ns, {has_code} FROM images WHERE {wanted}"
+        query = f"SELECT path, id, key, bytes, mtime_ns, {self._has_code} FROM images WHERE {wanted}"
         with self._db.reading() as db:
             return {path: FileRecord(*record) for path, *record in db.execute(query, (_as_json(paths),))}
-
-    def code_by_hash(self, sha256: str) -> StoredCode | None:
-        """The code of content that is already stored, so that it need not be encoded again."""
-        with self._db.reading() as db:
-            row = db.execute(  # CROSS JOIN: from the few images to their codes, whatever SQLite estimates
-                "SELECT c.code, coalesce(e.name, ''), f.feature FROM images AS i "
-                "CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = i.id "
-                "LEFT JOIN engines AS e ON e.id = c.engine "
-                "LEFT JOIN features AS f ON f.space_id = c.space_id AND f.image_id = c.image_id "
-                "WHERE i.sha256 = ? LIMIT 1",
-                (self.space.id, sha256),
-            ).fetchone()
-        if row is None:
-            return None
-        code, engine, feature = row
-        kept = None if feature is None else np.frombuffer(feature, np.float16)
-        return StoredCode(np.frombuffer(code, np.uint8), str(engine), kept)
 
     def label_counts(self) -> dict[str, int]:
         """Number of images per label, by name."""
@@ -282,20 +271,15 @@ class Catalog:
 
     # ------------------------------------------------------------ codes, for the index
 
-    def code(self, image_id: int) -> Codes:
-        """Packed code (1, code_size) of one image.
+    def code_of(self, image_id: int) -> StoredCode:
+        """The code of one image.
 
         Raises:
             UnknownImage: it is not stored, or has no code in this space.
             SpaceRetired: it has none because the space is no longer active.
         """
-        row = None
-        if _fits(image_id):
-            with self._db.reading() as db:
-                row = db.execute(
-                    "SELECT code FROM codes WHERE space_id = ? AND image_id = ?", (self.space.id, image_id)
-                ).fetchone()
-        if row is None:
+        found = self.spaces.codes_of([image_id] if _fits(image_id) else [])
+        if not found:
             self.one(image_id)  # it is not stored, or its code is still to be computed
             if not self.is_current():  # the codes may have been dropped
                 raise SpaceRetired(
@@ -303,7 +287,7 @@ class Catalog:
                     f"the codes of checkpoint {self.fingerprint[:12]} were deleted: try again"
                 )
             raise UnknownImage(f"image {image_id} has no code of checkpoint {self.fingerprint[:12]} in the collection")
-        return self._codes([row[0]])
+        return found[image_id]
 
     def changes(self, *, after_id: int, after_generation: int) -> Changes:
         """The changes since `after_generation`, for an index that holds the ids up to `after_id`."""

@@ -9,8 +9,9 @@ from unicodedata import category
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.errors import BadCollection, BadConfig
+from hashseek.retrieval.scores import stored_features
 
 VECTOR_TYPE = "application/x-vector"  # media type of records of vectors, which have no file
 MAX_KEY = 512  # characters
@@ -72,6 +73,12 @@ class StoredCode(NamedTuple):
     code: NDArray[np.uint8]
     engine: str
     feature: NDArray[np.float16] | None
+
+
+def stored_codes(engine: str, features: NDArray[np.float32], outputs: NDArray[np.float32]) -> list[StoredCode]:
+    """The codes of features (B, D) and outputs (B, K) that an engine has computed."""
+    rows = zip(pack(outputs), stored_features(features), strict=True)
+    return [StoredCode(code, engine, feature) for code, feature in rows]
 
 
 @dataclass(frozen=True)

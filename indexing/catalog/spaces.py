@@ -148,21 +148,13 @@ class CodeSpaces:
                 raise BadConfig(f"code space {space_id} is in use: switch to another space before dropping it")
             db.execute("DELETE FROM spaces WHERE id = ?", (space_id,))
 
-    def codes_of(self, ids: Sequence[int], *, space_id: int | None = None) -> dict[int, tuple[NDArray[np.uint8], str]]:
-        """(packed code (code_size,), engine or "") by id, of those images that have a code in a space."""
-        query = (
-            "SELECT image_id, code, coalesce(name, '') FROM codes LEFT JOIN engines ON engines.id = codes.engine "
-            "WHERE space_id = ? AND image_id IN (SELECT value FROM json_each(?))"
-        )
-        values = self.own.id if space_id is None else space_id, json.dumps([int(i) for i in ids])
+    def codes_of(self, ids: Sequence[int], *, space_id: int | None = None) -> dict[int, StoredCode]:
+        """The codes by id of those images that have one in a space; None: in this space."""
         with self._db.reading() as db:
-            rows = db.execute(query, values)
-            return {int(i): (np.frombuffer(code, np.uint8), str(engine)) for i, code, engine in rows}
+            return codes_of(db, self.own.id if space_id is None else space_id, ids)
 
-    def features_of(
-        self, ids: Sequence[int], *, space_id: int | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
-        """(ids (n,), features (n, D)) of those of the images that have features in a space, in no particular order.
+    def features_of(self, ids: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
+        """(ids (n,), features (n, D)) of those of the images that have features in this space, in no order.
 
         Raises:
             CatalogDamaged: features have different lengths.
@@ -170,9 +162,8 @@ class CodeSpaces:
         query = (
             "SELECT image_id, feature FROM features WHERE space_id = ? AND image_id IN (SELECT value FROM json_each(?))"
         )
-        values = self.own.id if space_id is None else space_id, json.dumps([int(i) for i in ids])
         with self._db.reading() as db:
-            rows = db.execute(query, values).fetchall()
+            rows = db.execute(query, (self.own.id, json.dumps([int(i) for i in ids]))).fetchall()
         sizes = {len(feature) for _, feature in rows}
         if len(sizes) > 1 or any(size % 2 for size in sizes):
             raise CatalogDamaged(self._db.path, f"stored features have {sorted(sizes)} bytes")
@@ -209,6 +200,21 @@ def active_space(db: sqlite3.Connection) -> Space | None:
     """The active space; None in a damaged catalog."""
     row = db.execute(f"{_SELECT} WHERE id = (SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'space')").fetchone()
     return None if row is None else Space(*row)
+
+
+def codes_of(db: sqlite3.Connection, space_id: int, ids: Sequence[int]) -> dict[int, StoredCode]:
+    """The codes by id of those images that have one in a space."""
+    query = (
+        "SELECT c.image_id, c.code, coalesce(e.name, ''), f.feature FROM codes AS c "
+        "LEFT JOIN engines AS e ON e.id = c.engine "
+        "LEFT JOIN features AS f ON f.space_id = c.space_id AND f.image_id = c.image_id "
+        "WHERE c.space_id = ? AND c.image_id IN (SELECT value FROM json_each(?))"
+    )
+    found = {}
+    for image_id, code, engine, feature in db.execute(query, (space_id, json.dumps([int(i) for i in ids]))):
+        kept = None if feature is None else np.frombuffer(feature, np.float16)
+        found[int(image_id)] = StoredCode(np.frombuffer(code, np.uint8), str(engine), kept)
+    return found
 
 
 def n_missing(db: sqlite3.Connection, space_id: int) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hashseek.indexing.catalog import Change, NewImage
-from hashseek.indexing.catalog.records import FileRecord, StoredCode, same_attributes
+from hashseek.indexing.catalog.records import FileRecord, StoredCode, same_attributes, stored_codes
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, mark_unchanged
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
@@ -20,10 +20,11 @@ from hashseek.indexing.remote import fetch
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.label_files import OnError, Problem
+from hashseek.retrieval.vectors import Vectors
 
 if TYPE_CHECKING:
     from hashseek.indexing.dry_run import DryRunEncoder, Target
-    from hashseek.retrieval.encoder import Encoder
+    from hashseek.retrieval.encoder import Encoder, VectorEncoder
 
 BATCH = 256
 _MAX_PIXEL_BYTES = 2**27  # of a batch: large inputs make smaller batches
@@ -184,7 +185,7 @@ def _encoded(
 ) -> list[tuple[ImageSource, NewImage]]:
     """The images with their codes; content that was stored since it was loaded is not encoded again."""
     pixels = {one.image.sha256: one.pixels for one in loaded if one.image and one.pixels is not None}
-    codes = {sha256: known for sha256 in pixels if (known := collection.code_by_hash(sha256)) is not None}
+    codes = {sha256: known[1] for sha256 in pixels if (known := collection.by_content(sha256)) is not None}
     fresh = [sha256 for sha256 in pixels if sha256 not in codes]
     if fresh:
         codes.update(zip(fresh, encode(encoder, np.stack([pixels[sha256] for sha256 in fresh])), strict=True))
@@ -196,10 +197,9 @@ def _encoded(
     return images
 
 
-def encode(encoder: "Encoder | DryRunEncoder", pixels: Pixels) -> list[StoredCode]:
-    """The code and the feature of each image; a collection that keeps no features ignores them."""
-    both = zip(*encoder.encode_with_features(pixels), strict=True)
-    return [StoredCode(code, encoder.engine, feature) for code, feature in both]
+def encode(encoder: "Encoder | VectorEncoder | DryRunEncoder", inputs: Pixels | Vectors) -> list[StoredCode]:
+    """The code and the feature of each image or vector; a collection that keeps no features ignores them."""
+    return stored_codes(encoder.engine, *encoder.features_and_outputs(inputs))
 
 
 def _other_contents(

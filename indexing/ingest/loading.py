@@ -114,11 +114,10 @@ class Loader:
         if data is None:
             data, mtime_ns = _read(Path(source.uri))
         path, sha256 = checked_path(source), hashlib.sha256(data).hexdigest()
-        code = None if self.store is None else self.store.code_by_hash(sha256)
-        stored = None if self.store is None or code is None else self.store.by_hash(sha256)
-        if code is not None and stored is not None:
-            about: StoredImage | LoadedFile = stored
-            pixels = None
+        about: StoredImage | LoadedFile
+        pixels = None
+        if self.store is not None and (known := self.store.by_content(sha256)) is not None:
+            about, code = known
         else:
             about, code = load_file(data, self.preprocessing, name=str(source.uri)), _NO_CODE
             pixels = about.pixels

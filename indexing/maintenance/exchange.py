@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
-from hashseek.indexing.catalog.records import VECTOR_TYPE
+from hashseek.indexing.catalog.records import VECTOR_TYPE, StoredCode
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.ingest.batch import IngestReport, Writer
 from hashseek.indexing.ingest.manifests import load_pyarrow
@@ -59,7 +58,7 @@ def export(collection: Collection, file: Path) -> tuple[int, int]:
             with pa.parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
                 while page := frozen.page(after=after, limit=GROUP):
                     codes = frozen.spaces.codes_of([image.id for image in page])
-                    rows = [_row(collection, image, *codes.get(image.id, (None, None))) for image in page]
+                    rows = [_row(collection, image, codes.get(image.id)) for image in page]
                     writer.write_table(pa.Table.from_pylist(rows, schema=schema))
                     after = page[-1].id
             n_without_code = frozen.spaces.n_missing(frozen.space.id)
@@ -76,7 +75,7 @@ def shard(images: Sequence[NewImage], problems: Sequence[Problem], *, fingerprin
     about = _about(fingerprint, n_bits, n_images=len(images))
     about[PROBLEMS] = json.dumps([asdict(problem) for problem in problems])
     schema = pa.schema(list(columns.items()), metadata=about)
-    rows = [{**_described(image, image.path, image.code, image.engine), "mtime_ns": image.mtime_ns} for image in images]
+    rows = [{**_described(image, image.path, image), "mtime_ns": image.mtime_ns} for image in images]
     out = io.BytesIO()
     table = pa.Table.from_pylist(rows, schema=schema)
     pa.parquet.write_table(table, out, compression="zstd", write_page_checksum=True)
@@ -106,21 +105,17 @@ def _imported(n_bits: int) -> dict[str, Any]:
     }
 
 
-def _row(
-    collection: Collection, image: StoredImage, code: NDArray[np.uint8] | None, engine: str | None
-) -> dict[str, Any]:
+def _row(collection: Collection, image: StoredImage, code: StoredCode | None) -> dict[str, Any]:
     uri = os.path.realpath(collection.uri_of(image)) if collection.owns(image) else image.path
     return {
         "id": image.id,
-        **_described(image, uri, code, engine),
+        **_described(image, uri, code),
         "added_at": datetime.fromisoformat(image.added_at),
         "changed_at": datetime.fromisoformat(image.changed_at),
     }
 
 
-def _described(
-    image: StoredImage | NewImage, uri: str, code: NDArray[np.uint8] | None, engine: str | None
-) -> dict[str, Any]:
+def _described(image: StoredImage | NewImage, uri: str, code: StoredCode | NewImage | None) -> dict[str, Any]:
     return {
         "key": image.key,
         "uri": uri,
@@ -131,8 +126,8 @@ def _described(
         "media_type": image.media_type,
         "labels": list(image.labels),
         "attributes": json.dumps(image.attributes, ensure_ascii=False),
-        "code": None if code is None else code.tobytes(),
-        "engine": engine,
+        "code": None if code is None else code.code.tobytes(),
+        "engine": None if code is None else code.engine,
     }
 
 

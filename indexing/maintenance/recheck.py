@@ -44,7 +44,7 @@ def recheck(
             if code is None:
                 problems.append(f"the code of image {image.id} cannot be checked: {problem}")
                 continue
-            differ = unpack(code[None], encoder.n_bits) != unpack(stored[image.id][0][None], encoder.n_bits)
+            differ = unpack(code[None], encoder.n_bits) != unpack(stored[image.id].code[None], encoder.n_bits)
             counts.append(int(differ.sum()))
             if counts[-1] > MAX_SHARE * encoder.n_bits:
                 problems.append(

@@ -163,12 +163,9 @@ def _truncate_codes(catalog: Catalog, source: Space, report: Reencoded) -> Itera
         longer = catalog.spaces.codes_of([image.id for image in page], space_id=source.id)
         found = [image for image in page if image.id in longer]
         if found:
-            bits = unpack(np.stack([longer[image.id][0] for image in found]), source.n_bits)
-            features = dict(zip(*catalog.spaces.features_of(list(longer), space_id=source.id), strict=True))
-            shorter = [
-                (image, StoredCode(code, longer[image.id][1], features.get(image.id)))
-                for image, code in zip(found, pack(bits[:, : space.n_bits]), strict=True)
-            ]
+            bits = unpack(np.stack([longer[image.id].code for image in found]), source.n_bits)
+            codes = pack(bits[:, : space.n_bits])
+            shorter = [(image, longer[image.id]._replace(code=code)) for image, code in zip(found, codes, strict=True)]
             report.truncated += catalog.spaces.add_codes(space.id, shorter)
             yield report
         after = page[-1].id

@@ -302,18 +302,13 @@ class MilvusStore:
         rows = self._rows("id", [i for key in wanted for i in of_rows.ids_of_key(key)], ["id", "key"])
         return {row["key"]: row["id"] for row in rows if row["key"] in wanted}
 
-    def by_hash(self, sha256: str) -> StoredImage | None:
-        """The record of an image with this content, that with the lowest id; None if there is none."""
-        rows = self._rows("sha256", [sha256], RECORD, "Eventually")
-        return of_rows.stored_image(rows[0]) if rows else None
-
-    def code_by_hash(self, sha256: str) -> StoredCode | None:
-        """The code of content that is already stored.
+    def by_content(self, sha256: str) -> tuple[StoredImage, StoredCode] | None:
+        """Record and code of an image with this content, see `Catalog.by_content`.
 
         Content stored in the last second may be missed; it is then encoded again, and `add` finds it.
         """
-        rows = self._query(f"sha256 == {literal(sha256)}", ["engine", CODE], 1, "Eventually")
-        return of_rows.stored_code(rows[0]) if rows else None
+        rows = self._query(f"sha256 == {literal(sha256)}", [*RECORD, CODE], 1, "Eventually")
+        return (of_rows.stored_image(rows[0]), of_rows.stored_code(rows[0])) if rows else None
 
     def records_by_path(self, paths: Sequence[str]) -> dict[str, FileRecord]:
         """The record of each of these paths that has one; the last of several."""
@@ -332,9 +327,9 @@ class MilvusStore:
         ids = list(islice(self._ids(chosen, offset + limit, after=after), offset, offset + limit))
         return [image for image in self.get(ids) if image is not None], self._count(chosen)
 
-    def code(self, image_id: int) -> Codes:
-        """Packed code (1, code_size) of one image, see `Catalog.code`."""
-        return of_rows.stored_code({**self._row(image_id, [CODE]), "engine": ""}).code[None]
+    def code_of(self, image_id: int) -> StoredCode:
+        """The code of one image, see `Catalog.code_of`."""
+        return of_rows.stored_code(self._row(image_id, [CODE, "engine"]))
 
     def features_of(self, ids: Sequence[int]) -> tuple[Ids, NDArray[np.float16]]:  # noqa: ARG002
         """Nothing: features are not kept."""

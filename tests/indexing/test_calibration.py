@@ -163,7 +163,14 @@ def test_a_search_by_precision_is_the_search_within_its_radius(calibrated):
     while (0.9 * 11 + 0.6 * 10 + 0.2 * (radius - 19)) / (radius + 2) >= 0.7:
         radius += 1
     hits = [
-        [answer.hits for answer in (searcher.similar(3, options), *searcher.search([draw(5), draw(40)], options))]
+        [
+            answer.hits
+            for answer in (
+                searcher.similar(3, options),
+                searcher.search(draw(5), options),
+                searcher.search(draw(40), options),
+            )
+        ]
         for options in (SearchOptions(k=12, min_precision=0.7), SearchOptions(k=12, max_distance=radius))
     ]
     assert hits[0] == hits[1]

@@ -262,7 +262,7 @@ def test_a_code_that_changed_in_the_catalog_is_found_by_verify(saved):
     collection = Collection(folder)
     collection.build_index("exact")  # from the catalog, not from the index that was there
     assert "index" not in kinds(collection)
-    assert collection.search(collection.catalog.code(9), k=1)[0][0].tolist() == [0]
+    assert collection.search(collection.catalog.code_of(9).code[None], k=1)[0][0].tolist() == [0]
     collection.close()
     again = Collection(folder, read_only=True)
     assert "index" not in kinds(again)

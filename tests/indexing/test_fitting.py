@@ -45,7 +45,7 @@ def fit(folder, weights, *paths, n_bits=4, **keywords):
 def stored_codes(collection):
     records = collection.catalog.page(after=0, limit=1000)
     codes = collection.catalog.spaces.codes_of([record.id for record in records])
-    return {record.path: codes[record.id][0].tobytes() for record in records}
+    return {record.path: codes[record.id].code.tobytes() for record in records}
 
 
 @pytest.mark.parametrize("most", [20_000, 9])
@@ -106,7 +106,7 @@ def test_a_picture_that_changes_after_the_fit_is_encoded_anew(tmp_path, pictures
         loaded = images.load_file(changed.read_bytes(), first.preprocessing)
         assert (record.bytes, record.width) == (changed.stat().st_size, loaded.width)
         expected = first.encoder.encode_pixels(loaded.pixels[None])
-        assert collection.catalog.code(record.id).tobytes() == expected.tobytes()
+        assert collection.catalog.code_of(record.id).code.tobytes() == expected.tobytes()
 
 
 def test_urls_are_fetched_once_and_images_in_a_tar_are_not_read_again(tmp_path, weights):
@@ -122,7 +122,7 @@ def test_urls_are_fetched_once_and_images_in_a_tar_are_not_read_again(tmp_path, 
         first.checkpoint() as checkpoint,
         closing(open_or_create(tmp_path / "c", checkpoint=checkpoint)) as collection,
     ):
-        first.encoder.encode_with_features = None
+        first.encoder.features_and_outputs = None
         *_, report = ingest(collection, first.encoder, first.reuse(find_sources(paths)), fetch=remaining.pop)
         assert (report.added, report.skipped) == (12, 0)
         assert collection.verify() == []

@@ -104,7 +104,7 @@ def test_an_export_of_a_folder_is_imported(hashseek, milvus_name, checkpoint, in
             for image in store.browse(None, limit=20)[0]:
                 [same] = [one for one in collection.browse(None, limit=20)[0] if one.sha256 == image.sha256]
                 assert (image.path, image.labels) == (collection.uri_of(same), same.labels)
-                assert store.code(image.id).tolist() == collection.code(same.id).tolist()
+                assert store.code_of(image.id).code.tolist() == collection.code_of(same.id).code.tolist()
 
 
 def test_only_a_key_that_occurs_twice_in_a_run_is_noted(milvus_name, checkpoint, tmp_path):
@@ -215,13 +215,13 @@ import os, time
 from hashseek.indexing.milvus import connection
 from hashseek.indexing.milvus.milvus_store import MilvusStore
 connection.READ_SECONDS = 1.0
-look_up = MilvusStore.code_by_hash
+look_up = MilvusStore.by_content
 def wait(store, sha256):
     open("before", "w").close()
     while not os.path.exists("killed"):
         time.sleep(0.01)
     return look_up(store, sha256)
-MilvusStore.code_by_hash = wait
+MilvusStore.by_content = wait
 """
     arguments = ("index", "add", uri, pictures, "--checkpoint", checkpoint, "--device", "cpu")
     command = start(*arguments, before=wait_before_a_lookup)

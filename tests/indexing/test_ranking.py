@@ -239,7 +239,7 @@ def test_features_of_every_added_image_are_stored_and_go_with_it(keeping, tmp_pa
         list(ingest(collection, encoder, [ImageSource(place, key=place.name) for place in places]))
         keyed = [collection.catalog.by_key(place.name).id for place in places]
         for image_id, content in zip(keyed, order, strict=True):
-            found = collection.catalog.code_by_hash(hashlib.sha256(content).hexdigest())
+            found = collection.catalog.by_content(hashlib.sha256(content).hexdigest())[1]
             assert np.array_equal(collection.catalog.spaces.features_of([image_id])[1][0], found.feature)
             expected = features_by_hand(collection, encoder, [image_id])[0]
             np.testing.assert_allclose(found.feature.astype(float), expected.astype(float), atol=2e-3)
@@ -252,7 +252,7 @@ def test_a_stored_file_is_found_by_its_stored_code_and_first(keeping):
     searcher = Searcher(encoder, collection)
     image = collection.catalog.one(6)
     data = file_of(collection, image).read_bytes()
-    flipped = collection.catalog.code(6)[0] ^ np.uint8(0b101)
+    flipped = collection.catalog.code_of(6).code ^ np.uint8(0b101)
     feature = -collection.catalog.spaces.features_of([6])[1][0]
     collection.catalog.spaces.add_codes(1, [(image, StoredCode(flipped, "another", feature))])
     for rank in RANKS:
@@ -260,7 +260,7 @@ def test_a_stored_file_is_found_by_its_stored_code_and_first(keeping):
         assert (first.image.id, first.distance) == (6, 0)
     assert np.array_equal(searcher.query_of(data).feature, feature)
     new = searcher.search_files([encoded(draw(40), "PNG")], SearchOptions(3)).hits
-    assert [hit.image.id for hit in new] == [h.image.id for h in searcher.search([draw(40)], SearchOptions(3))[0].hits]
+    assert [hit.image.id for hit in new] == [h.image.id for h in searcher.search(draw(40), SearchOptions(3)).hits]
 
 
 def test_features_survive_a_snapshot_and_a_change_of_the_model(keeping, other_checkpoint, tmp_path):

@@ -24,7 +24,7 @@ def test_every_stored_picture_finds_itself_first_with_its_record(searcher, pictu
     files = sorted(path for path in pictures.rglob("*") if path.is_file())
     for file in files:
         picture = decode(file.read_bytes(), at_least=searcher.image_encoder.preprocessing.shorter_side)
-        [answer] = searcher.search([picture.image], SearchOptions(k=len(files), rank="hamming"))
+        answer = searcher.search(picture.image, SearchOptions(k=len(files), rank="hamming"))
         assert [hit.rank for hit in answer.hits] == list(range(1, len(files) + 1))
         assert [(h.distance, h.image.id) for h in answer.hits] == sorted((h.distance, h.image.id) for h in answer.hits)
         own = next(hit for hit in answer.hits if hit.image.path == str(file))
@@ -43,17 +43,8 @@ def test_a_large_jpeg_finds_itself_at_distance_0(own_collection, tmp_path):
         [report] = ingest(collection, searcher.encoder, [ImageSource(file)])
         assert report.added == 1
         picture = decode(file.read_bytes(), at_least=searcher.image_encoder.preprocessing.shorter_side)
-        [answer] = searcher.search([picture.image], SearchOptions(k=1))
+        answer = searcher.search(picture.image, SearchOptions(k=1))
         assert (answer.hits[0].distance, answer.hits[0].image.path) == (0, str(file))
-
-
-def test_several_pictures_at_once_get_the_answers_of_each_alone(searcher):
-    images = [draw(seed) for seed in range(20, 25)]
-    together = searcher.search(images, SearchOptions(k=4))
-    for image, answer in zip(images, together, strict=True):
-        [alone] = searcher.search([image], SearchOptions(k=4))
-        assert [(hit.distance, hit.image.id) for hit in alone.hits] == [(h.distance, h.image.id) for h in answer.hits]
-    assert searcher.search([], SearchOptions(k=4)) == []
 
 
 def test_similar_gives_the_image_itself_first_and_refuses_unknown_ids(searcher):

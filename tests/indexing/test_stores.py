@@ -149,7 +149,7 @@ def test_images_are_added_updated_known_and_removed(kind, open_new):
     }
     # New content under a known key takes its place.
     assert store.add([replace(third, key="k")]) == [(key_id, "updated")]
-    assert store.code(key_id).tolist() == codes[2:3].tolist()
+    assert store.code_of(key_id).code.tolist() == codes[2].tolist()
     assert store.one(key_id).sha256 == third.sha256
     assert store.search(codes[2:3], k=1)[0][1].tolist() == [key_id]
     assert store.ids_by_key(["k", "second", "no"]) == {"k": key_id, "second": store.by_key("second").id}
@@ -167,7 +167,7 @@ def test_images_are_added_updated_known_and_removed(kind, open_new):
     store.remove([key_id, key_id])
     store.remove([key_id, 12345], missing_ok=True)
     assert store.get([key_id, second_id])[0] is None
-    for missing in (lambda: store.one(key_id), lambda: store.by_key("k"), lambda: store.code(-1)):
+    for missing in (lambda: store.one(key_id), lambda: store.by_key("k"), lambda: store.code_of(-1)):
         with pytest.raises(UnknownImage):
             missing()
     with pytest.raises(BadConfig):

@@ -122,7 +122,7 @@ def check_search(collection: Collection) -> list[str]:
     ids = np.array(sorted(of), np.int64)
     if not len(ids):
         return [] if len(collection) == 0 else ["an empty collection that finds something"]
-    codes = np.stack([of[int(i)][0] for i in ids])
+    codes = np.stack([of[int(i)].code for i in ids])
     queries = random_codes(np.random.default_rng(0), 3, collection.n_bits)
     distances, positions = hamming.search(queries, codes, k=len(ids))
     for row, (d, i) in enumerate(collection.search(queries, k=10**7)):
@@ -169,7 +169,7 @@ def content(collection: Collection) -> tuple[list[StoredImage], dict[int, tuple[
     images = collection.catalog.page(after=0, limit=10**6)
     codes = collection.catalog.spaces.codes_of([image.id for image in images])
     kept = {image.path: file_of(collection, image).read_bytes() for image in images if collection.owns(image)}
-    return images, {i: (code.tobytes(), engine) for i, (code, engine) in codes.items()}, kept
+    return images, {i: (code.code.tobytes(), code.engine) for i, code in codes.items()}, kept
 
 
 def found(collection: Collection, seed: int = 0) -> list[tuple[list[int], list[int]]]:

@@ -23,7 +23,7 @@ from support.service import add, assert_problem, serving
 def copies(own_collection):
     """A collection of 12 pictures and three whose codes are copies: [1, 13, 14] within 1 bit, and [2, 15]."""
     collection = Collection(own_collection)
-    codes = [collection.catalog.code(image_id)[0].copy() for image_id in (1, 1, 2)]
+    codes = [collection.catalog.code_of(image_id).code.copy() for image_id in (1, 1, 2)]
     codes[0][0] ^= 1
     collection.add(new_images(np.array(codes), start=100, labels=("copy",)))
     collection.close()
@@ -53,7 +53,7 @@ def test_a_kept_group_comes_back_only_with_another_image(copies):
         assert groups(client) == [[2, 15]]
     collection = Collection(copies)
     assert collection.catalog.kept_groups() == [[1, 13, 14]]
-    collection.add(new_images(collection.catalog.code(1), start=200))
+    collection.add(new_images(collection.catalog.code_of(1).code[None], start=200))
     collection.close()
     with serving(copies) as client:
         assert groups(client) == [[1, 14, 16], [2, 15]]
@@ -61,7 +61,7 @@ def test_a_kept_group_comes_back_only_with_another_image(copies):
 
 def test_nobody_has_decided_about_a_picture_that_replaced_a_kept_one(own_collection):
     with closing(Collection(own_collection)) as collection:
-        code = collection.catalog.code(1)
+        code = collection.catalog.code_of(1).code[None]
         pictures = [
             replace(image, key=f"k{n}") for n, image in enumerate(new_images(code.repeat(3, axis=0), start=100))
         ]

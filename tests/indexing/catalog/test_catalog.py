@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import reduce
@@ -59,7 +60,7 @@ def test_a_record_is_read_as_it_was_stored(catalog):
     assert (stored.width, stored.height, stored.bytes) == (50000, 3, 2**40)
     assert stored.labels == ("zoo", "Äpfel; 'x'")
     assert stored.added_at.endswith("Z")
-    assert catalog.code(image_id).tolist() == [[7, 8]]
+    assert catalog.code_of(image_id).code.tolist() == [7, 8]
 
 
 def test_the_same_content_is_stored_once_and_keeps_its_first_record(catalog):
@@ -69,8 +70,6 @@ def test_the_same_content_is_stored_once_and_keeps_its_first_record(catalog):
     assert catalog.add([again]) == [(2, "known")]
     assert catalog.one(2).path == second.path
     assert len(catalog) == 2
-    assert [catalog.by_hash(one).id for one in (second.sha256, first.sha256)] == [2, 1]
-    assert catalog.by_hash("00") is None
 
 
 def test_removing_is_all_or_nothing(catalog):
@@ -89,7 +88,7 @@ def test_removing_is_all_or_nothing(catalog):
 @pytest.mark.parametrize("image_id", [-1, 7, 2**63])
 def test_unknown_ids_of_any_size(catalog, image_id):
     catalog.add(images(1))
-    for ask in (catalog.one, catalog.code):
+    for ask in (catalog.one, catalog.code_of):
         with pytest.raises(UnknownImage):
             ask(image_id)
 
@@ -317,7 +316,7 @@ def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
         "image/png",
     )
     assert (now.labels, now.attributes, now.added_at) == (("dog", "old"), {"n": 2}, "2026-01-01T00:00:00Z")
-    assert catalog.code(1).tolist() == [[5, 6]]
+    assert catalog.code_of(1).code.tolist() == [5, 6]
     assert catalog.spaces.engines() == {"e2": 1}
     assert catalog.label_counts() == {"dog": 1, "old": 1}
     # the same content elsewhere: the record follows
@@ -325,7 +324,7 @@ def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
     assert catalog.one(1).path == "/moved.jpg"
     # another key, the same content: another record; no key: the content decides
     assert catalog.add([image(2, key="b", engine="e2"), image(2, labels=("x",))]) == [(2, "added"), (1, "known")]
-    assert catalog.by_hash(f"{2:064x}").id == 1
+    assert catalog.by_content(f"{2:064x}")[0].id == 1
     assert catalog.ids_by_key(["b", "c", "a/ü 1"]) == {"a/ü 1": 1, "b": 2}
     assert catalog.spaces.engines() == {"e2": 2}
     catalog.remove([1])
@@ -336,14 +335,28 @@ def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
     assert catalog.verify() == ([], True)
 
 
-def test_code_by_hash(catalog):
-    assert catalog.code_by_hash(f"{1:064x}") is None
+def test_stored_content_is_found_with_its_code(catalog):
+    def found():
+        stored, code = catalog.by_content(f"{1:064x}")
+        return stored.id, code.code.tolist()
+
+    assert catalog.by_content(f"{1:064x}") is None
     catalog.add([image(1, key="a", code=(3, 4)), image(1, key="b", code=(3, 4))])
-    assert catalog.code_by_hash(f"{1:064x}").code.tolist() == [3, 4]
+    assert found() == (1, [3, 4])
     catalog.remove([1])
-    assert catalog.code_by_hash(f"{1:064x}").code.tolist() == [3, 4]
+    assert found() == (2, [3, 4])
     catalog.add([image(2, key="b", code=(9, 9))])
-    assert catalog.code_by_hash(f"{1:064x}") is None
+    assert catalog.by_content(f"{1:064x}") is None
+
+
+def test_stored_content_never_gets_the_code_of_the_content_that_replaces_it(catalog):
+    contents = [image(n, key="k", code=(n, n)) for n in (1, 2)]
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(lambda: [catalog.add([contents[n % 2]]) for n in range(300)])
+        while not writing.done():
+            for one in contents:
+                found = catalog.by_content(one.sha256)
+                assert found is None or found[1].code.tolist() == one.code.tolist()
 
 
 def test_records_by_path_have_size_and_time(catalog):
@@ -421,7 +434,7 @@ def test_building_switching_and_dropping_a_code_space(catalog, path):
     assert opened.changes(after_id=0, after_generation=-1).codes.tolist() == [[i, i, 1] for i in range(1, 5)]
     assert opened.spaces.engines() == {"": 1, "openvino": 3}
     assert catalog.spaces.engines() == {"torch": 4}
-    assert catalog.code(1).tolist() == [[0, 0]]  # opened earlier: still the old codes
+    assert catalog.code_of(1).code.tolist() == [0, 0]  # opened earlier: still the old codes
     with pytest.raises(SpaceRetired):
         catalog.add([image(77)])
     assert opened.add([image(77, code=(1, 1, 1))]) == [(6, "added")]

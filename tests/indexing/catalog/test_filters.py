@@ -266,7 +266,7 @@ def test_cached_filters_are_invalidated_by_changes_of_any_process(tmp_path):
 
 def test_filter_options_of_the_commands(own_collection, pictures, hashseek):
     with closing(Collection(own_collection)) as collection:
-        code = collection.catalog.code(1)[0]
+        code = collection.catalog.code_of(1).code
         made = [
             NewImage(f"/{n}.jpg", f"{n:064x}", 1, 1, 1, "image/jpeg", ("made",), code, f"k{n}", {"n": n})
             for n in range(5)

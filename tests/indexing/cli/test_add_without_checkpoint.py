@@ -63,7 +63,7 @@ def test_pixels_need_no_weights(hashseek, tmp_path, pictures):
 
 def test_watching_does_not_encode_the_images_of_the_fit_again(start, tmp_path, pictures):
     command = ("index", "add", tmp_path / "c", pictures, "--backbone", "pixels", "--bits", 8, "--device", "cpu")
-    without_encoder = "from hashseek.retrieval.encoder import Encoder; Encoder.encode_with_features = None"
+    without_encoder = "from hashseek.retrieval.encoder import Encoder; Encoder.features_and_outputs = None"
     process = start(*command, "--watch", "--label", "seen", before=without_encoder)
     wait_until(lambda: "added 12" in process.out or process.ended)
     process.send(signal.SIGTERM)

@@ -92,7 +92,7 @@ def test_searching_with_a_stored_image_leaves_it_out(hashseek, own_collection):
     with closing(Collection(own_collection)) as collection:
         record = collection.catalog.one(5)
         collection.catalog.give_keys({record.id: "my key"})
-        [(distances, ids)] = collection.search(collection.catalog.code(5), k=99)
+        [(distances, ids)] = collection.search(collection.catalog.code_of(5).code[None], k=99)
     others = [(d, i) for d, i in zip(distances.tolist(), ids.tolist(), strict=True) if i != record.id]
     for query in (("--id", 5), ("--of-key", "my key")):
         code, out, _ = hashseek("search", own_collection, *query, "-k", 4, "--json")

@@ -134,9 +134,9 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self._encoder, name)
 
-    def encode_with_features(self, pixels):
+    def features_and_outputs(self, pixels):
         self.n += len(pixels)
-        return self._encoder.encode_with_features(pixels)
+        return self._encoder.features_and_outputs(pixels)
 
 
 def test_no_content_is_encoded_twice_whatever_its_keys(opened, tmp_path):
@@ -150,7 +150,7 @@ def test_no_content_is_encoded_twice_whatever_its_keys(opened, tmp_path):
     assert encoder.n == 2
     assert outcome(run((collection, encoder), [ImageSource(first, key="another"), *same])) == (1, 0, 42, 0)
     assert encoder.n == 2
-    assert len({collection.catalog.code(i).tobytes() for i in range(1, 41)}) == 1
+    assert len({collection.catalog.code_of(i).code.tobytes() for i in range(1, 41)}) == 1
     assert collection.catalog.by_key("another").width == 96
     assert collection.catalog.spaces.engines() == {encoder.engine: 42}
     assert collection.verify() == []
@@ -159,14 +159,14 @@ def test_no_content_is_encoded_twice_whatever_its_keys(opened, tmp_path):
 def test_other_content_labels_or_attributes_under_a_key_update_its_record(opened, tmp_path):
     path = save(tmp_path / "a.png", 1)
     assert outcome(run(opened, [ImageSource(path, ("x",), key="k", attributes={"year": 1})])) == (1, 0, 0, 0)
-    before = opened[0].catalog.code(1)
+    before = opened[0].catalog.code_of(1).code
     assert outcome(run(opened, [ImageSource(path, ("y",), key="k")])) == (0, 1, 0, 0)
     save(path, 2)
     assert outcome(run(opened, [ImageSource(path, key="k")])) == (0, 1, 0, 0)
     assert outcome(run(opened, [ImageSource(path, key="k")])) == (0, 0, 1, 0)
     record = opened[0].catalog.by_key("k")
     assert (record.id, record.labels, record.attributes) == (1, ("y",), {"year": 1})
-    assert opened[0].catalog.code(1).tobytes() != before.tobytes()
+    assert opened[0].catalog.code_of(1).code.tobytes() != before.tobytes()
 
 
 @pytest.mark.parametrize("key", [None, "k"])

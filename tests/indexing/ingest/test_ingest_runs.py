@@ -30,8 +30,8 @@ class Stub:
 
     engine, batch_size, preprocessing = "stub", 1, PREPROCESSING
 
-    def encode_with_features(self, pixels):
-        return pixels[:, 0, 0], pixels[:, 0, 0].astype(np.float16)
+    def features_and_outputs(self, pixels):
+        return pixels[:, 0, 0], np.unpackbits(pixels[:, 0, 0], axis=1, bitorder="little")
 
 
 def decode(data, preprocessing, *, name):
@@ -109,7 +109,7 @@ def holds(collection):
     """The records and codes of the collection, without times."""
     records = collection.catalog.page(after=0, limit=1000)
     return [
-        (r.id, r.key, r.path, r.sha256, r.labels, r.attributes, collection.catalog.code(r.id).tobytes())
+        (r.id, r.key, r.path, r.sha256, r.labels, r.attributes, collection.catalog.code_of(r.id).code.tobytes())
         for r in records
     ]
 

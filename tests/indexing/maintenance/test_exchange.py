@@ -41,8 +41,8 @@ def records(folder):
                 (image.width, image.height, image.bytes, image.media_type),
                 image.labels,
                 image.attributes,
-                codes[image.id][0].tobytes(),
-                codes[image.id][1],
+                codes[image.id].code.tobytes(),
+                codes[image.id].engine,
             )
             for image in images
         ]
@@ -53,7 +53,7 @@ def test_a_round_trip_gives_an_equal_collection_without_encoding(exported, check
     never = (
         "import hashseek.indexing.cli.collection\n"
         "from hashseek.retrieval.encoder import Encoder\n"
-        "Encoder.encode_with_features = None"
+        "Encoder.features_and_outputs = None"
     )
     command = ("index", "import", file, tmp_path / "new")
     code, out, err = hashseek(*command, "--checkpoint", checkpoint, before=never)

@@ -13,7 +13,7 @@ from support.pictures import N_PICTURES, draw
 
 def flip(collection: Collection, image_id: int, n_bits: int) -> None:
     """Flip the first bits of a stored code."""
-    [(code, _)] = collection.catalog.spaces.codes_of([image_id]).values()
+    code = collection.catalog.code_of(image_id).code
     bits = np.unpackbits(code, bitorder="little")
     bits[:n_bits] ^= 1
     flipped = np.packbits(bits, bitorder="little").tobytes().hex()

@@ -47,7 +47,7 @@ def fresh(tmp_path, checkpoint, pictures, name="fresh"):
 def codes(collection):
     images = collection.catalog.page(after=0, limit=10**6)
     of = collection.catalog.spaces.codes_of([image.id for image in images])
-    return {image.path: of[image.id][0].tobytes() for image in images if image.id in of}
+    return {image.path: of[image.id].code.tobytes() for image in images if image.id in of}
 
 
 @pytest.fixture
@@ -323,7 +323,7 @@ def test_an_image_without_a_code_gets_one_when_its_content_is_added_again(
         *_, report = ingest(again, encoder, sources)
         assert (report.added, report.updated, report.known) == (0, 2, 0)  # both follow their content
         assert len(again) == 12
-        assert again.search(again.catalog.code(1), k=1)[0][1].tolist() == [1]
+        assert again.search(again.catalog.code_of(1).code[None], k=1)[0][1].tolist() == [1]
         assert not any("no code" in problem for problem in again.verify())
 
 

@@ -58,7 +58,7 @@ def test_the_codes_are_those_of_the_new_checkpoint_and_nothing_is_encoded_twice(
             for record in now.catalog.page(after=0, limit=99):
                 encoder = opened.searcher.encoder
                 pixels = load_file(Path(record.path).read_bytes(), encoder.preprocessing).pixels
-                assert encoder.encode_pixels(pixels[None]).tobytes() == now.catalog.code(record.id).tobytes()
+                assert encoder.encode_pixels(pixels[None]).tobytes() == now.catalog.code_of(record.id).code.tobytes()
 
 
 def test_the_network_stays_unless_another_is_named_and_its_origin_is_remembered(collection, own_collection, tmp_path):

@@ -71,7 +71,7 @@ def test_bits_beyond_the_length_of_a_code_are_malformed(tmp_path):
 
 def test_an_open_collection_does_not_find_images_that_lost_their_code(own_collection, tmp_path):
     with closing(Collection(own_collection)) as beside:
-        query = beside.catalog.code(5)
+        query = beside.catalog.code_of(5).code[None]
         damage_catalog(
             own_collection, "UPDATE codes SET code = x'0102' WHERE image_id = 5", "UPDATE images SET path = '/nowhere'"
         )
