@@ -7,17 +7,25 @@ as the key, an empty path, and the hash of its float32 numbers.
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hashseek.indexing.catalog import NewImage
-from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key, check_labels
+from hashseek.indexing.catalog.records import VECTOR_TYPE, check_described, check_labels
 from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
 from hashseek.indexing.ingest.batch import IngestReport, encode
-from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, labels_of, load_pyarrow, rows_of, text_lines
+from hashseek.indexing.ingest.manifests import (
+    ImageSource,
+    Row,
+    attributes_of,
+    key_of,
+    labels_of,
+    load_pyarrow,
+    rows_of,
+    text_lines,
+)
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.codes import check_n_bits
@@ -32,27 +40,12 @@ BATCH = 1024  # rows of a transaction
 VECTOR, IDS = "vector", ("id", "key")  # columns
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What is stored with a vector.
-
-    Args:
-        id: the user's own name for it.
-        labels: its labels.
-        attributes: a JSON object.
-    """
-
-    id: str
-    labels: tuple[str, ...] = ()
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-
-
 def make_entries(
     ids: Sequence[str],
     labels: Sequence[Sequence[str]] | None = None,
     attributes: Sequence[Mapping[str, Any]] | None = None,
-) -> list[Entry]:
-    """An entry for each id, with its labels and attributes.
+) -> list[ImageSource]:
+    """A source for each id, which becomes its key, with its labels and attributes.
 
     Raises:
         BadDataset: their numbers differ.
@@ -63,7 +56,7 @@ def make_entries(
     for of_id in labels or ():
         check_labels(of_id)
     given = zip(ids, labels or [()] * len(ids), attributes or [{}] * len(ids), strict=True)
-    return [Entry(str(one), tuple(of_id), own) for one, of_id, own in given]
+    return [ImageSource("", tuple(of_id), key=str(one), attributes=own) for one, of_id, own in given]
 
 
 # ---------------------------------------------------------------- reading
@@ -117,8 +110,8 @@ def read_parquet(path: Path) -> Vectors:
     return found
 
 
-def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
-    """The ids of vectors with their labels and attributes, and notes on labels that were corrected.
+def read_entries(path: Path) -> tuple[list[ImageSource], list[Problem]]:
+    """The ids of vectors, as keys, with their labels and attributes, and notes on labels that were corrected.
 
     A .txt file has one id per line; any other list has a column `id` or `key`.
 
@@ -144,20 +137,19 @@ def _plain_ids(path: Path) -> Iterator[tuple[int, Row]]:
             yield number, {IDS[0]: line.strip()}
 
 
-def _entry(row: Row, where: str) -> tuple[Entry, list[str]]:
+def _entry(row: Row, where: str) -> tuple[ImageSource, list[str]]:
     try:
-        key = key_of(row)
-        attributes = attributes_of(row, {VECTOR})
         labels, remarks = labels_of(row)
+        entry = ImageSource("", labels, where, key_of(row), attributes_of(row, {VECTOR}))
     except ValueError as error:
         raise BadDataset(f"{where}: it {error}") from None
-    if key is None:
+    if entry.key is None:
         raise BadDataset(f"{where}: it has no id")
-    return Entry(key, labels, attributes), remarks
+    return entry, remarks
 
 
 def check(
-    vectors: Vectors, entries: Sequence[Entry], *, header: Header | None = None, name: str = "the vectors"
+    vectors: Vectors, entries: Sequence[ImageSource], *, header: Header | None = None, name: str = "the vectors"
 ) -> None:
     """Refuse bad vectors and entries before anything is stored.
 
@@ -179,15 +171,13 @@ def check(
             f"there are {len(vectors):,} vectors but {len(entries):,} ids: list one id for each row (the first line of "
             "a .txt file is an id, too)"
         )
-    rows: dict[str, int] = {}
+    rows: dict[str | None, int] = {}
     for row, entry in enumerate(entries):
-        if entry.id in rows:
-            raise BadDataset(f"rows {rows[entry.id]} and {row} (counted from 0) have the same id {entry.id!r:.80}")
-        rows[entry.id] = row
+        if entry.key in rows:
+            raise BadDataset(f"rows {rows[entry.key]} and {row} (counted from 0) have the same id {entry.key!r:.80}")
+        rows[entry.key] = row
         try:
-            check_key(entry.id)
-            check_labels(entry.labels)
-            check_attributes(entry.attributes)
+            check_described(entry.labels, entry.key, entry.attributes)
         except BadConfig as error:
             raise BadDataset(f"row {row} (counted from 0): {error}") from None
 
@@ -222,7 +212,7 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
 
 
 def store(
-    collection: Store, encoder: "VectorEncoder", vectors: Vectors, entries: Sequence[Entry]
+    collection: Store, encoder: "VectorEncoder", vectors: Vectors, entries: Sequence[ImageSource]
 ) -> Iterator[IngestReport]:
     """Store the codes of vectors (N, D), in batches; yields the running report after each committed one.
 
@@ -241,7 +231,7 @@ def store(
                 bytes=row.nbytes,
                 media_type=VECTOR_TYPE,
                 labels=entry.labels,
-                key=entry.id,
+                key=entry.key,
                 attributes=entry.attributes,
                 **code._asdict(),
             )

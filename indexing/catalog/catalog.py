@@ -29,12 +29,13 @@ from hashseek.indexing.catalog.records import (
     StoredCode,
     StoredImage,
     check_attributes,
+    check_described,
     check_labels,
     is_utf8,
     stored_image,
 )
 from hashseek.indexing.catalog.spaces import CodeSpaces, active_space, codes_of
-from hashseek.indexing.catalog.storing import Storing, check_new
+from hashseek.indexing.catalog.storing import Storing
 from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.retrieval.codes import Codes, check_n_bits, code_size
 from hashseek.retrieval.errors import BadCodes, BadCollection, UnknownImage
@@ -141,7 +142,7 @@ class Catalog:
                 nothing is stored.
             SpaceRetired: the codes belong to a space that is no longer active; nothing is stored.
         """
-        texts = check_new(images)
+        texts = [check_described(image.labels, image.key, image.attributes) for image in images]
         with self._db.writing() as (db, generation):
             active = active_space(db)
             if active is None or active.id != self.space.id:

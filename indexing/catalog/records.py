@@ -170,6 +170,18 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+def check_described(labels: Sequence[str], key: str | None, attributes: Mapping[str, Any]) -> str:
+    """The JSON text of an image's attributes as it is stored.
+
+    Raises:
+        BadConfig: the labels, the key or the attributes exceed their limits.
+    """
+    check_labels(labels)
+    if key is not None:
+        check_key(key)
+    return check_attributes(attributes)
+
+
 def check_key(key: str) -> None:
     r"""Refuse a key that cannot be stored.
 

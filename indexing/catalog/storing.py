@@ -12,9 +12,6 @@ from hashseek.indexing.catalog.attributes import MAX_INDEXED, add_indexes, index
 from hashseek.indexing.catalog.records import (
     Change,
     NewImage,
-    check_attributes,
-    check_key,
-    check_labels,
     placeholders,
     same_attributes,
 )
@@ -196,16 +193,3 @@ def _content(image: NewImage) -> tuple[object, ...]:
     """The columns that follow from an image's content and file."""
     size = image.width, image.height, image.bytes
     return image.sha256, image.path, *size, image.media_type, image.mtime_ns
-
-
-def check_new(images: Sequence[NewImage]) -> list[str]:
-    """The JSON text of each image's attributes, if all images can be stored.
-
-    Raises:
-        BadConfig: labels, a key or attributes exceed their limits.
-    """
-    for image in images:
-        check_labels(image.labels)
-        if image.key is not None:
-            check_key(image.key)
-    return [check_attributes(image.attributes) if image.attributes else "{}" for image in images]

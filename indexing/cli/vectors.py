@@ -66,7 +66,7 @@ def add_vectors(
             f"{counted(len(opened), 'vector')}; {time.monotonic() - started:.1f} s"
         )
         if own is None:
-            print_next(opened.place, f"--of-key {shlex.quote(entries[0].id)}")
+            print_next(opened.place, f"--of-key {shlex.quote(str(entries[0].key))}")
 
 
 def _own_checkpoint(folder: Path) -> Path | None:

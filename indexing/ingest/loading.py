@@ -13,9 +13,7 @@ import numpy as np
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import (
     StoredCode,
-    check_attributes,
-    check_key,
-    check_labels,
+    check_described,
     is_utf8,
     same_attributes,
 )
@@ -189,11 +187,7 @@ def checked_path(source: ImageSource) -> str:
     path = stored_path(source.uri)
     if not is_utf8(path):
         raise BadImage(f"{source.uri} has a name that is not valid UTF-8: rename it")
-    check_labels(source.labels)
-    if source.key is not None:
-        check_key(source.key)
-    if source.attributes:
-        check_attributes(source.attributes)
+    check_described(source.labels, source.key, source.attributes)
     return path
 
 

@@ -31,10 +31,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ImageSource:
-    """An image to add: where it is, and its metadata.
+    """An image or a vector to add: where it is, and its metadata.
 
     Args:
-        uri: the Path of a file or of an image in a tar; a URL as text.
+        uri: the Path of a file or of an image in a tar; a URL as text; empty for a vector.
         labels: its labels.
         where: the line of the list that it comes from, such as "labels.csv line 7"; empty if there is no list.
         key: the user's own name for it.

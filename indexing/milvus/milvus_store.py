@@ -20,10 +20,10 @@ from hashseek.indexing.catalog.records import (
     FileRecord,
     StoredCode,
     check_attributes,
+    check_described,
     check_labels,
     same_attributes,
 )
-from hashseek.indexing.catalog.storing import check_new
 from hashseek.indexing.collection import Limits, check_checkpoint
 from hashseek.indexing.index.exact_scan import Distances
 from hashseek.indexing.milvus import rows as of_rows
@@ -146,7 +146,8 @@ class MilvusStore:
 
     def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
         """Store images, see `Catalog.add`; `BATCH` of them are written together."""
-        check_new(images)
+        for image in images:
+            check_described(image.labels, image.key, image.attributes)
         return [outcome for at in range(0, len(images), BATCH) for outcome in self._add(images[at : at + BATCH])]
 
     def _add(self, images: list[NewImage]) -> list[tuple[int, Change]]:

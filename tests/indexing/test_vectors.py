@@ -160,7 +160,7 @@ def test_parquet_gives_the_same_codes(capsys, tmp_path):
 def test_lists_of_ids(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     entries, notes = read_entries(tmp_path / name)
-    assert ([entry.id for entry in entries], notes) == (["a", "#b", "c"], [])
+    assert ([entry.key for entry in entries], notes) == (["a", "#b", "c"], [])
 
 
 def test_a_table_of_ids_must_name_its_columns(tmp_path):
