@@ -75,7 +75,7 @@ def create_app(settings: Settings) -> FastAPI:
     prefix, named = ("/collections/{collection}", [Depends(name_collection)]) if several else ("", [])
     # Images come first: /v1/images/{id}/similar, of the searches, would take /v1/images/by-key/similar.
     image_routers = (images.router, images.batch_router, duplicates.router)
-    for router in (*image_routers, search.json_router, search.router, health.router):
+    for router in (*image_routers, search.router, health.router):
         app.include_router(router, prefix=prefix, dependencies=[*keys, *named])
     for router in (
         collection_routes.router,

@@ -24,7 +24,7 @@ from hashseek.api.messages.parameters import (
     read_upload,
 )
 from hashseek.api.messages.problems import FileGone, UnexpectedNumber, describe
-from hashseek.api.messages.reading import documented_form, documented_query, form_of, query_of
+from hashseek.api.messages.reading import body_of, documented_body, documented_query, query_of
 from hashseek.api.messages.schemas import (
     NDJSON,
     AddedImage,
@@ -196,9 +196,9 @@ def _check_signature(image_id: int, data: bytes) -> None:
     status_code=status.HTTP_201_CREATED,
     responses={status.HTTP_200_OK: {"model": AddedImage, "description": "The image was already stored, or updated."}},
     dependencies=[WritableDep, NoQueryDep],
-    openapi_extra=documented_form(AddForm),
+    openapi_extra=documented_body(AddForm),
 )
-def add_image(searcher: SearcherDep, form: Annotated[AddForm, form_of(AddForm)], response: Response) -> AddedImage:
+def add_image(searcher: SearcherDep, form: Annotated[AddForm, body_of(AddForm)], response: Response) -> AddedImage:
     """Store an image (201), or return the stored one (200). Searches find it at once.
 
     Without a key, the content decides: an image that is already stored keeps its record, which gets the new file if its
@@ -217,10 +217,10 @@ def add_image(searcher: SearcherDep, form: Annotated[AddForm, form_of(AddForm)],
     response_class=StreamingResponse,
     responses={200: {"description": "A line for each image, in order.", "content": {NDJSON: {"schema": _LINE}}}},
     dependencies=[WritableDep, NoQueryDep],
-    openapi_extra=documented_form(AddManyForm),
+    openapi_extra=documented_body(AddManyForm),
 )
 def add_images(
-    searcher: SearcherDep, form: Annotated[AddManyForm, form_of(AddManyForm)], request: Request
+    searcher: SearcherDep, form: Annotated[AddManyForm, body_of(AddManyForm)], request: Request
 ) -> StreamingResponse:
     """Store several images, each as `POST /v1/images` does. If one cannot be stored, the others still are.
 

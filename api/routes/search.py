@@ -5,10 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Response
-from fastapi.routing import APIRoute
 from pydantic_core import to_json
-from starlette.routing import Match
-from starlette.types import Scope
 
 from hashseek.api.collections.service import Service
 from hashseek.api.messages.parameters import (
@@ -20,12 +17,11 @@ from hashseek.api.messages.parameters import (
     SearchQuery,
     read_upload,
 )
-from hashseek.api.messages.reading import documented_form, documented_query, form_of, query_of
+from hashseek.api.messages.reading import body_of, documented_body, documented_query, query_of
 from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
 from hashseek.api.routes.dependencies import NoQueryDep, SearcherDep, ServiceDep
 from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
-from hashseek.indexing.searcher import Query as Encoding
 from hashseek.retrieval.errors import BadConfig, ForeignCodes
 
 _URL_SECONDS = 10.0  # for a download; after that, the client gets an error
@@ -33,23 +29,7 @@ _URL_SECONDS = 10.0  # for a download; after that, the client gets an error
 router = APIRouter(prefix="/v1", tags=["search"])
 
 
-class _JsonRoute(APIRoute):
-    """A route for JSON bodies only; the next route with the same path handles the others."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether the route answers a request."""
-        match, child = super().matches(scope)
-        kind = dict(scope.get("headers", ())).get(b"content-type", b"")
-        is_json = kind.partition(b";")[0].strip().lower() == b"application/json"
-        return (match, child) if is_json or match is not Match.FULL else (Match.NONE, {})
-
-
-# Before the routes for forms. The documentation has one operation per path and method, so those describe both bodies.
-json_router = APIRouter(prefix="/v1", route_class=_JsonRoute, dependencies=[NoQueryDep], include_in_schema=False)
-
-
-@json_router.post("/search")
-def search_stored(service: ServiceDep, searcher: SearcherDep, body: SearchBody) -> Response:
+def _search_stored(service: Service, searcher: Searcher, body: SearchBody) -> Response:
     """The images most similar to a stored one, a code, a vector or a picture by URL, or to each of several queries."""
     fingerprint = searcher.collection.fingerprint
     if body.fingerprint not in (None, fingerprint):
@@ -89,17 +69,23 @@ def _search_with(searcher: Searcher, query: SearchQuery, options: SearchOptions)
     "/search",
     response_model=SearchAnswer | SearchAnswers,
     dependencies=[NoQueryDep],
-    openapi_extra=documented_form(SearchForm, SearchBody),
+    openapi_extra=documented_body(SearchForm, SearchBody),
 )
-def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, form_of(SearchForm)]) -> Response:
+def search(
+    service: ServiceDep,
+    searcher: SearcherDep,
+    body: Annotated[SearchForm | SearchBody, body_of(SearchForm, SearchBody)],
+) -> Response:
     """The stored images that pass the filters and are most similar to an uploaded one, or to several together.
 
     To search with a stored image, a code, a vector or a URL, send JSON: the same parameters, and one of image_id,
     image_key, code, vector and url, or a list of up to 64 queries.
     """
-    options = form.options(max_k=service.settings.max_k)
-    files = [read_upload(image) for image in form.image]
-    answer = searcher.search_files(files, options, combine=form.combine, name="the upload")
+    if isinstance(body, SearchBody):
+        return _search_stored(service, searcher, body)
+    options = body.options(max_k=service.settings.max_k)
+    files = [read_upload(image) for image in body.image]
+    answer = searcher.search_files(files, options, combine=body.combine, name="the upload")
     return _json(_content(service, searcher, options, answer))
 
 
@@ -115,22 +101,14 @@ def similar(
     return _json(_content(service, searcher, options, searcher.similar(image_id, options)))
 
 
-@json_router.post("/encode")
-def encode_vector(searcher: SearcherDep, body: EncodeBody) -> Encoded:
-    """The code of a vector."""
-    started = time.perf_counter()
-    [query] = searcher.queries_of(np.array([body.vector]))
-    return _encoded(searcher, query, started)
-
-
-@router.post("/encode", dependencies=[NoQueryDep], openapi_extra=documented_form(EncodeForm, EncodeBody))
-def encode(searcher: SearcherDep, form: Annotated[EncodeForm, form_of(EncodeForm)]) -> Encoded:
+@router.post("/encode", dependencies=[NoQueryDep], openapi_extra=documented_body(EncodeForm, EncodeBody))
+def encode(searcher: SearcherDep, body: Annotated[EncodeForm | EncodeBody, body_of(EncodeForm, EncodeBody)]) -> Encoded:
     """The code of an uploaded image, or of a vector sent as JSON. Nothing is stored."""
     started = time.perf_counter()
-    return _encoded(searcher, searcher.query_of(read_upload(form.image), name="the upload"), started)
-
-
-def _encoded(searcher: Searcher, query: Encoding, started: float) -> Encoded:
+    if isinstance(body, EncodeBody):
+        [query] = searcher.queries_of(np.array([body.vector]))
+    else:
+        query = searcher.query_of(read_upload(body.image), name="the upload")
     return Encoded(
         code=query.code.tobytes().hex(),
         n_bits=searcher.encoder.n_bits,

@@ -532,7 +532,15 @@ def test_no_answer_tells_the_folders_of_the_server(own_collection, pictures, tmp
         ({"url": "/v1/search", "json": {"image_id": None}}, ["image_id: input should be a valid integer"]),
         ({"url": "/v1/search", "json": {"image_id": 1, "max_distance": False}}, ["body: true and false"]),
         ({"url": "/v1/search", "json": {"image_id": 1, "id": [True]}}, ["body: true and false"]),
-        ({"url": "/v1/search", "content": b"{", "headers": {"Content-Type": "application/json"}}, ["character 1"]),
+        (
+            {
+                "url": "/v1/images/1",
+                "content": b"{",
+                "method": "PATCH",
+                "headers": {"Content-Type": "application/json"},
+            },
+            ["character 1"],
+        ),
     ],
 )
 def test_a_problem_names_the_field_and_what_is_wrong_with_it(unchanged, request_, values):

@@ -462,7 +462,7 @@ def test_json_that_is_too_large_is_refused_unread(indexed):
 
 def test_a_body_that_is_not_json_says_where(reader):
     response = reader.post("/v1/search", content=b'{"image_id": 1,', headers={"Content-Type": "application/json"})
-    assert_problem(response, 422, "BadRequest", "at character")
+    assert_problem(response, 422, "BadRequest", "JSON", "column 15")
 
 
 def test_a_misspelt_field_is_named_together_with_the_one_that_it_hides(reader):
