@@ -37,7 +37,7 @@ from hashseek.training.config import Config, load_config, read_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import fit
-from hashseek.training.runs.run_folder import describe, read_records, write_records
+from hashseek.training.runs.run_folder import read_records, write_or_check, write_records
 from hashseek.training.sweep import sweep
 
 FINALISTS, VALIDATIONS = 3, 3  # number of best trials, each scored on this number of validation parts
@@ -153,12 +153,10 @@ def chosen_settings(folder: Path, method: str, n_bits: int, *, search: int = 0) 
 
 
 def trained(config: Config, out: Path) -> tuple[Checkpoint, dict[str, float]]:
-    """Train once, or continue: the best checkpoint, its validation score, and the time. The run folder is deleted."""
+    """Train once, or continue the run in `out`: the best checkpoint, its validation score, and the time."""
     result = fit(config, out=out, resume=out.is_dir())
-    checkpoint = load_checkpoint(result.run.best)
     seconds = sum(row["seconds"] for row in read_records(result.run.log))
-    shutil.rmtree(out)  # some megabytes each, and there are hundreds
-    return checkpoint, {"validation": result.best_score, "seconds": seconds}
+    return load_checkpoint(result.run.best), {"validation": result.best_score, "seconds": seconds}
 
 
 def outputs_of(checkpoint: Checkpoint) -> Callable[[NDArray[np.float32]], Outputs]:
@@ -187,9 +185,15 @@ def rows_of(folder: Path, method: str) -> list[dict[str, Any]]:
 
 
 def add_row(folder: Path, row: dict[str, Any]) -> None:
-    """Keep a finished run."""
+    """Keep a finished run, and delete its run folder: some megabytes each, and there are hundreds."""
     rows = rows_of(folder, row["method"])
     write_records(folder / row["method"] / "rows.jsonl", [*rows, row])
+    shutil.rmtree(run_folder(folder, row["method"], row["n_bits"], row["seed"]), ignore_errors=True)
+
+
+def run_folder(folder: Path, method: str, n_bits: int, seed: int) -> Path:
+    """Where a run is kept until it is finished."""
+    return folder / method / f"{n_bits}-{seed}"
 
 
 def unfinished(folder: Path, method: str, experiment: Experiment) -> list[tuple[int, int]]:
@@ -225,7 +229,7 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
                 tune(method, tuned_length(n_bits), experiment, folder, search=search)
                 chosen = chosen_settings(folder, method, n_bits, search=search)
             settings = (*entry.settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
-            checkpoint, facts = trained(experiment.config(*settings), folder / method / f"{n_bits}-{seed}")
+            checkpoint, facts = trained(experiment.config(*settings), run_folder(folder, method, n_bits, seed))
             scores = {**scores_of(outputs_of(checkpoint), inputs), **facts, "settings": list(settings)}
         add_row(folder, {"method": method, "n_bits": n_bits, "seed": seed, **scores})
 
@@ -263,4 +267,4 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     budget["splits_sha256"] = build_splits(config.data.name, **config.data.options()).fingerprint
     if experiment.data not in DATA:  # a file of the user's own, which may change
         budget["configuration"] = config.model_dump(mode="json")
-    describe(folder / "experiment.json", budget)
+    write_or_check(folder / "experiment.json", budget)

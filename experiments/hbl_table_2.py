@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from experiments import hbl
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.data.splits import Splits
-from hashseek.training.runs.run_folder import describe, read_records, write_records
+from hashseek.training.runs.run_folder import read_records, write_or_check, write_records
 from hashseek.training.sweep import RANDOM_TRIALS, Report, locked, open_study, run_trials
 
 MARGINS_OFF = "margins off"
@@ -47,7 +47,7 @@ def run(
     place = folder / data
     place.mkdir(parents=True, exist_ok=True)
     with locked(place):
-        describe(place / "protocol.json", {"data": splits.fingerprint, "folds": n_folds})
+        write_or_check(place / "protocol.json", {"data": splits.fingerprint, "folds": n_folds})
         for method in methods:
             best = _search(place, splits, method, n_trials=n_trials, n_folds=n_folds, say=say)
             variants = {"": best.user_attrs["settings"]}

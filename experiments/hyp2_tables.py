@@ -13,7 +13,16 @@ import torch
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from experiments.comparison import Experiment, add_row, chosen_settings, load_inputs, rows_of, trained, unfinished
+from experiments.comparison import (
+    Experiment,
+    add_row,
+    chosen_settings,
+    load_inputs,
+    rows_of,
+    run_folder,
+    trained,
+    unfinished,
+)
 from experiments.comparison_report import mean_and_deviation
 from experiments.processes import in_processes
 from experiments.scoring import split_scores
@@ -94,7 +103,7 @@ def run_variant(variant: str, experiment: Experiment, folder: Path) -> None:
     for n_bits, seed in unfinished(place, variant, experiment):
         chosen = [one for one in chosen_settings(folder, "hyp2", n_bits) if "loss." not in one]
         settings = (*chosen, *VARIANTS[variant], f"model.n_bits={n_bits}", f"train.seed={seed}")
-        checkpoint, _ = trained(experiment.config(*settings), place / variant / f"{n_bits}-{seed}")
+        checkpoint, _ = trained(experiment.config(*settings), run_folder(place, variant, n_bits, seed))
         query, database = checkpoint.head(inputs.query), checkpoint.head(inputs.database)
         mean_ap = split_scores(query, database, inputs.splits)["mAP"]
         centres = centre_distances(database, inputs.splits.database.labels)

@@ -41,7 +41,7 @@ from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import fit
 from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.progress import Progress
-from hashseek.training.runs.run_folder import Run, describe, read_records
+from hashseek.training.runs.run_folder import Run, read_records, write_or_check
 from hashseek.training.sweep_space import Distributions, check_space, parse_space, with_values
 
 # Trials drawn at random before the sampler models the results, and trials that finish before any is pruned. They must
@@ -130,7 +130,7 @@ def sweep(
     with locked(folder):
         if not (folder / "sweep.json").is_file() and any(path.name != ".lock" for path in folder.iterdir()):
             raise BadConfig(f"{folder} holds files that are not a sweep: choose another folder with --out")
-        describe(folder / "sweep.json", what)
+        write_or_check(folder / "sweep.json", what)
         n_unpruned = math.ceil(UNPRUNED_EPOCHS * config.train.epochs)
         median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_unpruned + 1)  # steps are epochs from 1
         study = open_study(folder / "sweep.db", "sweep", median if settings.prune else optuna.pruners.NopPruner())

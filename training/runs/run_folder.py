@@ -111,7 +111,7 @@ def _load_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def describe(file: Path, what: dict[str, Any]) -> None:
+def write_or_check(file: Path, what: dict[str, Any]) -> None:
     """Write what the runs in a folder have in common, or check that it is as before.
 
     Raises:
