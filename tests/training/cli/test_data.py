@@ -4,10 +4,12 @@ import inspect
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hashseek.retrieval.label_files import Problem
 from hashseek.training.data.datasets import DATASETS, build_splits, data_set
 from hashseek.training.data.inspection import inspect_splits
 from support.dataset_files import DATA, needs_data, write_tar
@@ -54,6 +56,14 @@ def test_hand_worked_facts(worked):
     assert facts["duplicates"] == {"groups": 2, "files": 4, "across": 1, "examples": copies}
     assert facts["vectors"] is None
     assert json.loads(json.dumps(facts)) == facts
+
+
+def test_missing_files_are_counted_and_the_first_are_named(worked):
+    problems = (*(Problem("list", f"{n} is missing", missing=True) for n in range(12)), Problem("list", "odd"))
+    splits = build_splits("folder", root=str(worked), on_error="skip")
+    facts = inspect_splits(replace(splits, problems=problems), duplicates=False)
+    assert (facts["missing"]["count"], len(facts["missing"]["examples"])) == (12, 10)
+    assert facts["problems"] == ["skipped: list: odd"]
 
 
 def test_files_of_one_size_are_duplicates_only_if_every_byte_is_the_same(tmp_path):
