@@ -37,7 +37,7 @@ class Settings:
     engine: Annotated[EngineName, typer.Option(help="Library that runs the network.")] = "auto"
     max_upload_bytes: Annotated[int, typer.Option(min=1, help="Largest upload, in bytes.")] = 32 * 2**20
     max_k: Annotated[int, typer.Option(min=1, help="Largest number of results of a search.")] = 10_000
-    max_uploads: Annotated[int, typer.Option(min=1, help="Requests other than GET at once; more get 503.")] = 32
+    max_uploads: Annotated[int, typer.Option(min=1, help="Largest number of concurrent requests other than GET; more get 503.")] = 32
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,7 +52,9 @@ class Settings:
     no_keys: Annotated[
         bool,
         typer.Option(
-            "--no-keys", help="Let everyone who can reach --host change the collection: a proxy authenticates them."
+            "--no-keys",
+            help="Require no keys: everyone who can reach --host may change the collection. For use behind a proxy that "
+            "authenticates.",
         ),
     ] = False
     rate_limit: Annotated[

@@ -20,12 +20,12 @@ COMMANDS = {
     "train": ("hashseek.training.cli.train:train", "Train a hash model from a TOML configuration."),
     "evaluate": (
         "hashseek.training.cli.evaluate:evaluate",
-        "Measure how well a checkpoint retrieves; write a report.",
+        "Measure the retrieval quality of a checkpoint, and write a report.",
     ),
     "compare": ("hashseek.training.cli.compare:compare", "Compare evaluation reports side by side."),
     "probe": ("hashseek.training.cli.probe:probe", "Score a frozen checkpoint with a linear probe."),
     "truncate": ("hashseek.training.cli.truncate:truncate", "Cut a nested checkpoint to shorter codes."),
-    "sweep": ("hashseek.training.cli.sweep:sweep", "Search for hyperparameters on the validation split."),
+    "sweep": ("hashseek.training.cli.sweep:sweep", "Tune hyperparameters on a part of the training split."),
     "data": ("hashseek.training.cli.data:data", "List or inspect data sets."),
     "losses": ("hashseek.training.cli.losses:losses", "List the losses, or describe one."),
     "index": (

@@ -390,6 +390,6 @@ class FileParameters(NoParameters):
         default=None,
         ge=16,
         le=1024,
-        description="Return a thumbnail whose longer side has this many pixels.",
+        description="Return a thumbnail whose longer side has at most this many pixels.",
         examples=[256],
     )

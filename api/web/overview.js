@@ -50,7 +50,7 @@ function showCodes({ n_sampled, n_images, n_bits, bits: { balance, n_constant, m
     ["Different codes", `${number(n_distinct)} of ${number(n_sampled)}`,
       `A search cannot tell ${noun()}s with the same code apart; the most frequent code is shared by ${number(most_common)}.`],
     ["Ones per bit", `${shares.join(" to ")} %`,
-      `A bit carries the most information if half of the ${noun()}s have a one; ${n_constant || "none"} of the ${n_bits} ${n_constant === 1 ? "is" : "are"} the same for all and so carry none.`],
+      `A bit carries the most information if half of the ${noun()}s have a one; ${n_constant || "none"} of the ${n_bits} ${n_constant === 1 ? "is" : "are"} the same for all.`],
     ["Correlation of two bits", `${mean_correlation.toFixed(2)}, at most ${max_correlation.toFixed(2)}`,
       "At 0, each bit carries information of its own; at 1, two bits always carry the same."],
     ["Distance of a pair", n ? `${mean.toFixed(1)} bits` : "–",
@@ -75,7 +75,7 @@ function showMap({ map, explained, n_images }) {
   const counts = new Map();
   for (const point of points) for (const label of point.labels) counts.set(label, (counts.get(label) ?? 0) + 1);
   labels = [...counts].sort(([a, n], [b, m]) => m - n || a.localeCompare(b)).slice(0, COLOURS).map(([label]) => label);
-  ui.mapText.textContent = `Each dot is one of ${points.length < n_images ? `${number(points.length)} of ` : ""}${counted(n_images, noun())}; click one to search with it. `
+  ui.mapText.textContent = `Each dot is one ${noun()}${points.length < n_images ? ` (${number(points.length)} of ${number(n_images)} are shown)` : ""}; click one to search with it. `
     + `Similar codes are close together; the two axes explain ${percent(explained)} of the variance of the codes.`;
   ui.legend.replaceChildren(...labels.map((label, at) => {
     const button = el("button", { type: "button", className: `chip c${at}`, ariaPressed: "false" }, label);

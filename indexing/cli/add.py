@@ -160,7 +160,7 @@ def add(
     """Add images or vectors to a collection. If interrupted, run the same command again: nothing is stored twice.
 
     A new collection needs no checkpoint: a hash layer fitted to the images (at most 20,000 of them), without labels,
-    turns the features of a published network into codes. For vectors, it is fitted to the vectors themselves.
+    turns the features of a pretrained network into codes. For vectors, it is fitted to the vectors themselves.
 
     Exit codes: 0 if images were stored (now or earlier), 1 if there were none to store, 2 if the command failed,
     3 with --strict if an image was skipped, 130 or 143 if the command was stopped.

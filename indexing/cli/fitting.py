@@ -23,7 +23,7 @@ Backbone = Annotated[
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="Weights file of --backbone, or a checkpoint; default of a new network: published ones, downloaded once."
+        help="Weights file of --backbone, or a checkpoint; default for a new network: pretrained weights, downloaded once."
     ),
 ]
 PreprocessingOption = Annotated[

@@ -75,5 +75,5 @@ class SupConAll(SupCon):
     """SupCon with ALL positives."""
 
     formula = "Khosla Eq. 2; Huang Eqs. 1-3, ALL; code HobbitLong/SupContrast"
-    use = "only the same labels attract: if label sets vary, needs a queue, otherwise there are no positives"
+    use = "positives have exactly the same labels: if label sets vary, use a queue, or there are no positives"
     positives = "all"

@@ -23,7 +23,7 @@ class DHN(Loss):
 
     source = "Zhu et al., Deep Hashing Network for Efficient Similarity Retrieval, AAAI 2016"
     formula = "authors' TensorFlow code (thulab)"
-    use = "dpsh with a smooth quantiser; balance where similar pairs are rare"
+    use = "dpsh with a smooth quantiser; set balance where similar pairs are rare"
     memory_kind = "raw"
 
     lam: Annotated[float, Number("weight of the quantisation", least=0)] = 0.1
