@@ -37,7 +37,9 @@ class Settings:
     engine: Annotated[EngineName, typer.Option(help="Library that runs the network.")] = "auto"
     max_upload_bytes: Annotated[int, typer.Option(min=1, help="Largest upload, in bytes.")] = 32 * 2**20
     max_k: Annotated[int, typer.Option(min=1, help="Largest number of results of a search.")] = 10_000
-    max_uploads: Annotated[int, typer.Option(min=1, help="Largest number of concurrent requests other than GET; more get 503.")] = 32
+    max_uploads: Annotated[
+        int, typer.Option(min=1, help="Largest number of concurrent requests other than GET; more get 503.")
+    ] = 32
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option(
@@ -53,8 +55,8 @@ class Settings:
         bool,
         typer.Option(
             "--no-keys",
-            help="Require no keys: everyone who can reach --host may change the collection. For use behind a proxy that "
-            "authenticates.",
+            help="Require no keys: everyone who can reach --host may change the collection. For use behind a proxy "
+            "that authenticates.",
         ),
     ] = False
     rate_limit: Annotated[

@@ -383,7 +383,8 @@ class Searcher:
         for start, stop in _blocks(distances, size):
             if start < offset + k and stop > offset:
                 block = slice(start, stop)
-                of_block = np.max([self._scores(query, rank, codes[block], ids[block]) for query in queries], axis=0)
+                of_queries = [self._scores(query, rank, codes[block], ids[block]) for query in queries]
+                of_block: NDArray[np.float64] = np.maximum.reduce(of_queries)
                 chosen = best(of_block, ids[block], offset + k - start)[max(offset - start, 0) :]
                 rows.append(start + chosen)
                 scores.append(of_block[chosen])

@@ -125,7 +125,8 @@ def weighted_itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Fe
     """
     directions = principal_directions(centred, n_bits, rng)
     deviations = (centred @ directions).std(0)
-    return _rotated(centred, directions * (deviations / deviations.max()) ** np.float32(0.25), rng)
+    weights = np.power(deviations / deviations.max(), np.float32(0.25), dtype=np.float32)
+    return _rotated(centred, directions * weights, rng)
 
 
 def canonical_directions(centred: Features, n_bits: int, labels: Labels) -> Features:

@@ -390,12 +390,12 @@ def read_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ())
     if isinstance(overrides, str | Mapping):
         raise BadConfig(f"overrides must be a list such as ['model.n_bits=24'], got {overrides!r:.60}")
     content = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read_toml(source)
+    given = [parse_assignment(text, example="model.n_bits=24") for text in overrides]
     # Names first, since a new name clears the section.
-    for override in sorted(overrides, key=lambda text: not text.startswith(("data.name=", "loss.name="))):
-        key, value = parse_assignment(override, example="model.n_bits=24")
+    for key, value in sorted(given, key=lambda one: one[0] not in ("data.name", "loss.name")):
         section, _, name = key.rpartition(".")
         if not section or not name:
-            raise BadConfig(f"write an override as section.key=value, such as model.n_bits=24, not {override!r}")
+            raise BadConfig(f"write an override as section.key=value, such as model.n_bits=24, not '{key}={value}'")
         set_value(content, key, value)
     return content
 
@@ -437,7 +437,7 @@ def parse_assignment(text: str, *, example: str) -> tuple[str, Any]:
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), value
+        return key.strip(), value.strip()
 
 
 def set_value(content: dict[str, Any], key: str, value: Any) -> None:

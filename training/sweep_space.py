@@ -122,5 +122,5 @@ def _check_hyperparameter(key: str, config: Config, space: Distributions) -> Non
         if name not in known:
             hint = suggest(name, known)
             raise BadConfig(f"the sweep's setting {key!r}: the loss {loss!r} has no hyperparameter {name!r}: {hint}")
-        if name in found:
+        if name in found and not found[name].is_unset_by(named.options()[name]):
             check(f"the sweep's setting {key!r}", named.options()[name], found[name].limits)

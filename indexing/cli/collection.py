@@ -163,7 +163,8 @@ def search(
         Path | None, typer.Option(help="Instead of an image: an .npy file with one vector, or one per row.")
     ] = None,
     stored_id: Annotated[
-        int | None, typer.Option("--id", help="Instead of an image: the id of a stored one, which is excluded from the results.")
+        int | None,
+        typer.Option("--id", help="Instead of an image: the id of a stored one, which is excluded from the results."),
     ] = None,
     stored_key: Annotated[str | None, typer.Option("--of-key", help="Like --id, but by key.")] = None,
     k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
@@ -186,8 +187,8 @@ def search(
         Rank | None,
         typer.Option(
             help="How hits are ordered: hamming, by distance (default for --id and --of-key); asymmetric, by the "
-            "query's real-valued outputs against the stored bits (default otherwise); float, by the cosine of the features "
-            "(see `index add --keep-features`)."
+            "query's real-valued outputs against the stored bits (default otherwise); float, by the cosine of the "
+            "features (see `index add --keep-features`)."
         ),
     ] = None,
     oversample: Annotated[

@@ -23,7 +23,8 @@ Backbone = Annotated[
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="Weights file of --backbone, or a checkpoint; default for a new network: pretrained weights, downloaded once."
+        help="Weights file of --backbone, or a checkpoint; default for a new network: pretrained weights, downloaded "
+        "once."
     ),
 ]
 PreprocessingOption = Annotated[

@@ -30,7 +30,7 @@ def picture(file: Path, seed: int) -> None:
 def damage_file(path: Path, change: Callable[[str], str] | None) -> None:
     """Rewrite the text of a file with `change`; None deletes the file or folder."""
     if change is not None:
-        path.write_text(change(path.read_text()))
+        path.write_text(change(path.read_text()), errors="surrogateescape")
     elif path.is_dir():
         shutil.rmtree(path)
     else:

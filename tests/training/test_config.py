@@ -31,7 +31,8 @@ def test_overrides_take_toml_values_and_bare_words(toml):
 def test_another_name_drops_what_was_meant_for_the_old_one():
     shipped = Path("shapes_shufflenet_v2_hyp2_48")
     assert load_config(shipped, ["loss.name=dsh"]).loss.options() == {}
-    assert load_config(shipped, ["loss.alpha=0.1", "loss.name=dsh"]).loss.options() == {"alpha": 0.1}
+    for named in ("loss.name=dsh", 'loss.name = "dsh"', "loss.name = dsh"):
+        assert load_config(shipped, ["loss.alpha=0.1", named]).loss.options() == {"alpha": 0.1}
     assert load_config(shipped, ["loss.name=hyp2"]).loss.options() == {"beta": 0.5}
     assert load_config(shipped, ["data.root=here", "data.name=folder"]).data.options() == {"root": "here"}
 

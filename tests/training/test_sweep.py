@@ -16,7 +16,7 @@ from hashseek.training import sweep as sweep_module
 from hashseek.training.config import load_config
 from hashseek.training.loop.fit import fit
 from hashseek.training.sweep import Scored, open_study, run_trials
-from hashseek.training.sweep_space import parse_space
+from hashseek.training.sweep_space import check_space, parse_space
 from support.commands import wait_until
 
 SPACE = {  # the list first, as TOML writes it: what is drawn depends on the order
@@ -238,6 +238,13 @@ def test_a_mistake_in_the_ranges_is_named_before_anything_is_run(data, tmp_path,
     with pytest.raises(BadConfig, match=named):
         sweep(content(data), space, trials=1, folder=tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_choice_may_unset_a_hyperparameter_that_is_optional(data):
+    own = {**content(data), "loss": {"name": "hashnet"}}
+    check_space(own, parse_space({"loss.a": ["none", 0.1]}), source="sweep")
+    with pytest.raises(BadConfig, match="'none'"):
+        check_space({**own, "loss": {"name": "tie_aware"}}, parse_space({"loss.weight": ["none", 1]}), source="sweep")
 
 
 def test_ranges_are_whole_numbers_only_where_all_their_numbers_are():

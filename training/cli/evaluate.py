@@ -166,7 +166,12 @@ def _check_service(url: str, checkpoint: Path, splits: Any, options: Any) -> int
 
 
 def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any]]:
-    """Name and options of the data set that `--data` means."""
+    """Name and options of the data set that `--data` means; only training writes its `split_file`."""
+    name, options = _data_options(checkpoint, data)
+    return name, {key: value for key, value in options.items() if key != "split_file"}
+
+
+def _data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any]]:
     from hashseek.training.config import DataSection, load_config
     from hashseek.training.data.datasets import DATASETS
     from hashseek.training.data.datasets.folder import expand

@@ -3,6 +3,7 @@
 import shutil
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def unpack(archive: Path, folder: Path) -> None:
     try:
         # Both refuse or leave out ".." and leading slashes in names.
         shutil.unpack_archive(archive, folder, filter=None if archive.suffix == ".zip" else "data")
-    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise BadDataset(f"{archive} is damaged or unsafe ({error}): delete it and download it again") from None
     except OSError as error:
         raise BadDataset(f"{archive} cannot be unpacked into {folder}: {error.strerror or error}") from None

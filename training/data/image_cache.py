@@ -1,7 +1,8 @@
 """Decoded images on disk: one memory-mapped array that later epochs and later runs read instead of decoding.
 
-Files are in `$HASHSEEK_CACHE/images` (see `retrieval.files.cache_folder`) and may be deleted at any time. Each is
-written under a temporary name and renamed when it is complete, so a partial file is never read.
+Files are in `$HASHSEEK_CACHE/images` (see `retrieval.files.cache_folder`) and may be deleted at any time; the most
+recently used ones are kept. Each is written under a temporary name and renamed when it is complete, so a partial file
+is never read.
 """
 
 import os
@@ -13,11 +14,12 @@ import numpy as np
 from filelock import FileLock
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.files import fsync_folder
+from hashseek.retrieval.files import delete_oldest, fsync_folder
 from hashseek.retrieval.images import Pixels
 
 # Bytes to leave free for the run's own files.
 RESERVE = 2**30
+KEPT_BYTES = 64 * 2**30
 _REMEDY = "point HASHSEEK_CACHE at a larger disk, or set train.cache = none"
 
 
@@ -63,6 +65,7 @@ def write_images(file: Path, rows: Iterable[Pixels], *, shape: tuple[int, ...]) 
             finally:
                 part.unlink(missing_ok=True)
         fsync_folder(file.parent)
+        delete_oldest(file.parent, "*.npy", keep=KEPT_BYTES)  # a process that has one mapped keeps it
     except OSError as error:
         raise BadConfig(
             f"the decoded images cannot be written to {file.parent}: {error.strerror or error}; {_REMEDY}"

@@ -117,7 +117,7 @@ def _pairs(labels: NDArray[np.uint8], names: Sequence[str]) -> list[dict[str, An
     as_float = labels.astype(np.float32)
     together = as_float.T @ as_float
     alone = np.diag(together)
-    first, second = np.triu_indices(len(names), k=1)
+    first, second = np.nonzero(np.triu(together, k=1))  # few of all pairs, if there are many labels
     order = np.argsort(-together[first, second], kind="stable")
     return [
         {
@@ -126,7 +126,6 @@ def _pairs(labels: NDArray[np.uint8], names: Sequence[str]) -> list[dict[str, An
             "lift": round(float(together[a, b]) * len(labels) / float(alone[a] * alone[b]), 2),
         }
         for a, b in zip(first[order].tolist(), second[order].tolist(), strict=True)
-        if together[a, b] > 0
     ]
 
 

@@ -105,6 +105,8 @@ def join_splits(
     for split in NAMES:
         if not len(parts[split]):
             raise BadDataset(f"{source} has no image in its {split} split: train, query and database all need images")
+        if not np.isin(parts[split].labels, (0, 1)).all():
+            raise BadDataset(f"the labels of the {split} split of {source} must be 0 or 1: correct the data set")
     if train_in_database:
         parts, files = _with_training_images(parts, files)
     _check_overlap(parts, source=source, train_in_database=train_in_database)
@@ -188,7 +190,10 @@ def _fingerprint(parts: Mapping[str, Split], files: Mapping[str, Sequence[str]],
 
 
 def check_label_names(label_names: Sequence[str], *, source: str) -> None:
-    """Raise `BadDataset` unless there are at least two labels."""
+    """Raise `BadDataset` unless there are at least two labels, all of them UTF-8 (folders may have other names)."""
+    for name in label_names:
+        if not name.isprintable() and any("\ud800" <= character <= "\udfff" for character in name):
+            raise BadDataset(f"the label {name!r} of {source} is not UTF-8: rename it")
     if len(label_names) < 2:
         found = f"only one label ({label_names[0]!r})" if label_names else "no labels"
         raise BadDataset(f"{source} has {found}: training needs at least two, to learn which images are similar")

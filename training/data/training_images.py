@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
-from hashseek.retrieval.files import cached_file, write_atomically
+from hashseek.retrieval.files import cached_file, mark_used, write_atomically
 from hashseek.retrieval.images import Pixels, Preprocessing, load_file, read_bytes
 from hashseek.retrieval.label_files import Problem, refuse
 from hashseek.retrieval.load_ahead import load_ahead
@@ -146,6 +146,7 @@ class Images:
                 if not self._file.is_file():
                     decoded = load_ahead(range(len(self)), self._decode, depth=64)
                     write_images(self._file, (row.transpose(1, 2, 0) for row in decoded), shape=self._shape)
+                mark_used(self._file)
                 # Pages are read when they are needed. Copy on write, never written: PyTorch rejects read-only arrays.
                 self._stored = np.load(self._file, mmap_mode="c")
                 self._known[:] = True

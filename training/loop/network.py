@@ -104,7 +104,7 @@ class Objective(nn.Module):
         terms: dict[str, Tensor] = self.loss(heads[self.on], labels, **given)
         if self.partner is not None:
             found = self.partner(heads[self.on], labels, logits=logits, epoch=epoch)
-            terms = terms | {name: self.weight * value for name, value in found.items()}
+            terms = terms | {name: terms.get(name, 0) + self.weight * value for name, value in found.items()}
         return terms
 
 
@@ -171,8 +171,8 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
             f"{', '.join(known)}"
         )
     logits_on = partner.on if partner is not None else on if classifies else None
-    if partner is not None and "quantization" in partner.options() and "quantization" in config.loss.options():
-        raise BadConfig("loss.quantization and partner.quantization are the same term: keep only loss.quantization")
+    if partner is not None and "quantization" in partner.options():
+        raise BadConfig("the quantisation term belongs to the loss: set loss.quantization, not partner.quantization")
     needs_projection = "projection" in (on, logits_on)
     if needs_projection and config.projection is None:
         raise BadConfig("a loss on the projection needs a section [projection]: add one, for example with width = 128")

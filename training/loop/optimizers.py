@@ -41,7 +41,7 @@ def build_scheduler(
     match settings.schedule:
         case "cosine":
             n_steps = config.train.epochs * steps_per_epoch - warmup
-            schedule = lr_scheduler.CosineAnnealingLR(optimizer, T_max=n_steps)
+            schedule = lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(1, n_steps))
         case "restarts":
             schedule = lr_scheduler.CosineAnnealingWarmRestarts(
                 optimizer, T_0=settings.restart_epochs * steps_per_epoch, T_mult=settings.restart_factor
@@ -54,5 +54,5 @@ def build_scheduler(
             schedule = lr_scheduler.ConstantLR(optimizer, factor=1)
     if not warmup:
         return schedule
-    ramp = lr_scheduler.LinearLR(optimizer, start_factor=1e-3 / settings.warmup_epochs, total_iters=warmup)
+    ramp = lr_scheduler.LinearLR(optimizer, start_factor=min(1.0, 1e-3 / settings.warmup_epochs), total_iters=warmup)
     return lr_scheduler.SequentialLR(optimizer, [ramp, schedule], milestones=[warmup])

@@ -100,6 +100,10 @@ class Hyperparameter:
     """None if the value is optional, or derived from K."""
     limits: Limits
 
+    def is_unset_by(self, value: object) -> bool:
+        """Whether `value` is "none", which a configuration writes for None, and None is the default."""
+        return isinstance(value, str) and value == "none" and self.default is None
+
     def check(self, value: object) -> None:
         """Raise `BadConfig` unless `value` is allowed; None is allowed if it is the default."""
         if value is not None or self.default is not None:

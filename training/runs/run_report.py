@@ -35,8 +35,9 @@ def write_report(run: Run, config: Config, records: Sequence[dict[str, Any]]) ->
             markdown.append(f"![Loss, validation score, learning rate and throughput]({run.curves.name})")
     page = render_page("run.html", title=title, tables=tables, curves=curves)
     write_atomically(run.curves, curves.encode())
-    write_atomically(run.report, ("\n\n".join(markdown) + "\n").encode())
-    write_atomically(run.report.with_suffix(".html"), page.encode())
+    # A folder in a command or a setting may have a name that is not UTF-8.
+    write_atomically(run.report, ("\n\n".join(markdown) + "\n").encode(errors="replace"))
+    write_atomically(run.report.with_suffix(".html"), page.encode(errors="replace"))
 
 
 def curves_of(records: Sequence[dict[str, Any]]) -> str:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from hashseek.retrieval.checkpoint import load_header
+from hashseek.training.cli.evaluate import data_options
+from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
 from support.in_process import run_command
 
@@ -74,6 +76,12 @@ def test_a_mistake_is_one_line_and_exit_code_2_before_torch_is_loaded_where_poss
     assert named in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_does_not_write_the_split_file_again(toml, shapes, checkpoint, tmp_path):
+    toml.write_text(toml.read_text().replace("[data]\n", f"[data]\nsplit_file = '{tmp_path / 'split.csv'}'\n"))
+    assert "split_file" in load_config(toml).data.options()
+    assert data_options(checkpoint, str(toml)) == ("folder", {"root": str(shapes)})
 
 
 @pytest.mark.parametrize("data", ["missing.toml", "missing"])

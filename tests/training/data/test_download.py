@@ -38,6 +38,17 @@ def test_unpacking_completes_a_folder_writes_nothing_outside_and_refuses_damage(
         unpack(file, tmp_path / "root")
 
 
+def test_a_compressed_archive_with_a_wrong_byte_is_refused(tmp_path):
+    file = tmp_path / "set.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("a.bin", bytes(9000))
+    content = bytearray(file.read_bytes())
+    content[len("a.bin") + 30] = 0xFF  # the first byte of the compressed data
+    file.write_bytes(content)
+    with pytest.raises(BadDataset, match=str(file)):
+        unpack(file, tmp_path / "root")
+
+
 def test_a_set_is_downloaded_when_files_are_missing_and_then_left_alone(tmp_path):
     published, root = tmp_path / "published", tmp_path / "root"
     published.mkdir()

@@ -160,12 +160,27 @@ def files() -> list[Path]:
     return sorted(path for path in (cache_folder() / "images").iterdir() if path.suffix != ".lock")
 
 
+def test_arrays_that_were_not_used_for_long_are_deleted(split, monkeypatch):
+    def of_size(size: int) -> Images:
+        return Images(split, Preprocessing(size=size, mean=(0.5,) * 3, std=(0.25,) * 3), cache="memmap")
+
+    for images in (oldest := of_size(32), of_size(33)):
+        images.pixels(0)
+    of_size(32).pixels(0)  # used again
+    (least,) = [file for file in files() if file.stat().st_size > 33 * 33 * 3 * len(split)]
+    monkeypatch.setattr(image_cache, "KEPT_BYTES", 2 * least.stat().st_size + 4000)
+    of_size(34).pixels(0)
+    assert least not in files()
+    assert len(files()) == 2
+    assert oldest.pixels(1).shape == (3, 32, 32)
+
+
 def test_the_array_on_disk_is_reused_for_the_same_files_and_size_only(split):
     first = collect(Images(split, PREPROCESSING, cache="memmap"))
     (file,) = files()
-    written = file.stat().st_mtime_ns
+    written = file.stat().st_ino
     assert same(first, collect(Images(split, PREPROCESSING, cache="memmap")))
-    assert [f.stat().st_mtime_ns for f in files()] == [written]
+    assert [f.stat().st_ino for f in files()] == [written]
     others = [
         Images(split.take(EVERY[::-1]), PREPROCESSING, cache="memmap"),
         Images(split, Preprocessing(size=32, mean=(0.5,) * 3, std=(0.25,) * 3), cache="memmap"),

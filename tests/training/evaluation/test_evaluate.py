@@ -117,7 +117,7 @@ def test_training_and_every_evaluation_share_features_and_their_codes_are_those_
     os.utime(changed, ns=(1, 1))
     assert len(report_of(run.best)[1]) == 4
     if fast_bf16():
-        assert len(report_of(run.best, precision="bf16")[1]) == 6
+        assert len(report_of(run.best, precision="bf16")[1]) == 7
     assert of_training in files
 
 

@@ -49,6 +49,15 @@ def test_rates_follow_their_schedule_and_a_restored_one_continues_exactly(settin
     assert begun + rates(optimizer, scheduler, 63) == found
 
 
+@pytest.mark.parametrize(("epochs", "warmup"), [(2, 1.95), (2, 0.0005), (2, 0.06)])
+def test_rates_stay_within_their_limits_with_the_longest_and_the_shortest_warm_up(epochs, warmup):
+    config = run_config(Path(), train__epochs=epochs, optimizer={"schedule": "cosine", "warmup_epochs": warmup})
+    for steps in (1, 10, 2000):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        found = rates(optimizer, build_scheduler(config, optimizer, steps_per_epoch=steps), epochs * steps)
+        assert all(0 <= rate <= 1 for rate in found)
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("own_rates", [True, False])
 def test_heads_backbone_and_proxies_have_their_rates_and_all_have_the_other_settings(name, own_rates):

@@ -128,6 +128,8 @@ def _read_instances(file: Path, folder: str) -> Table:
         labels[[row[image] for image, _ in pairs], [column[category] for _, category in pairs]] = 1
     except json.JSONDecodeError as error:
         raise Incomplete(f"{file} is truncated or not JSON ({error.msg} at byte {error.pos:,})") from None
+    except UnicodeDecodeError as error:
+        raise Incomplete(f"{file} is damaged: it is not UTF-8 at byte {error.start:,}") from None
     except (KeyError, TypeError) as error:
         raise Incomplete(f"{file} is not a COCO instances file (it lacks {error})") from None
     table = Table(

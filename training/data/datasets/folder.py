@@ -117,7 +117,10 @@ def folder(
     if split_file is not None:
         # Full paths, because the list may be in a different folder from the images.
         listed = label_list((str(item.path.resolve()), item.labels, str(item.split)) for item in items)
-        write_atomically(Path(expand(split_file)), listed)
+        target = Path(expand(split_file))
+        if source is not None and target.resolve() == source.resolve():
+            raise BadConfig(f"split_file is the label file {source} itself, which it would replace: use another file")
+        write_atomically(target, listed)
     train_in_database = {item.split for item in items} == {"train", "query"}
     if train_in_database:
         items += tuple(replace(item, split="database") for item in items if item.split == "train")
@@ -245,4 +248,4 @@ def label_list(rows: Iterable[tuple[str, Sequence[str], str]]) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("file", "labels", "split"))
     writer.writerows((file, ";".join(labels), split) for file, labels, split in rows)
-    return text.getvalue().encode()
+    return text.getvalue().encode("utf-8", "surrogateescape")

@@ -43,14 +43,16 @@ class Evaluation:
         report, drawn = self.report, draw_all(self.report, self.points)
         svgs = {name: as_svg(figure, name) for name, figure in drawn.items()}
         page = as_html(report, svgs, query_paths=self.query_paths, database_paths=self.database_paths)
-        contents = {
-            "report.html": page.encode(),
-            "report.md": as_markdown(report).encode(),
-            "report.json": report.as_json().encode(),
-            "report.tex": as_latex(report).encode(),
-            "report.bib": as_bibtex(report).encode(),
-            "per_query.csv": as_csv(self.per_query),
+        texts = {
+            "report.html": page,
+            "report.md": as_markdown(report),
+            "report.json": report.as_json(),
+            "report.tex": as_latex(report),
+            "report.bib": as_bibtex(report),
         }
+        # A file name that is not UTF-8 is shown with question marks; the table keeps its bytes.
+        contents = {name: text.encode(errors="replace") for name, text in texts.items()}
+        contents["per_query.csv"] = as_csv(self.per_query)
         for name, figure in drawn.items():
             contents[f"figures/{name}.svg"] = svgs[name].encode()
             contents[f"figures/{name}.png"] = as_png(figure)

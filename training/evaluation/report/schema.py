@@ -3,6 +3,7 @@
 `hashseek evaluate` fills an `EvaluationReport`; the page, the Markdown file and `hashseek compare` show it.
 """
 
+import json
 import platform
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -226,8 +227,9 @@ class EvaluationReport:
         return next(score for score in scores if score.n == self.main_n)
 
     def as_json(self) -> str:
-        """The report as JSON."""
-        return TypeAdapter(EvaluationReport).dump_json(self, indent=2).decode() + "\n"
+        """The report as JSON. As in the report, file names that are not UTF-8 have surrogates."""
+        content = TypeAdapter(EvaluationReport).dump_python(self, mode="json")
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def load_report(path: Path) -> EvaluationReport:

@@ -99,6 +99,7 @@ def test_options_of_a_random_split_are_refused_where_none_is_drawn(coco):
     [
         ("annotations/instances_val2014.json", lambda text: text[:-300], "instances_val2014.json"),
         ("annotations/instances_train2014.json", lambda _: "{}", "instances_train2014.json"),
+        ("annotations/instances_train2014.json", lambda text: text + "\udcff", "instances_train2014.json"),
         ("annotations/instances_val2014.json", lambda text: text.replace('"dog"', '"hound"'), "annotations"),
         ("annotations", None, "instances_train2014.json"),
         ("val2014", None, "COCO_val2014_000000000139.jpg"),

@@ -1,5 +1,6 @@
 """Data set `folder`: splits are seeded and disjoint, and every bad line is named."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,24 @@ def test_a_seeded_split_is_written_out_and_can_be_used_in_place_of_the_list(root
     second = build_splits("folder", root="$SOMEWHERE/split.csv")
     assert files(first) == files(second)
     np.testing.assert_array_equal(first.train.labels, second.train.labels)
+
+
+def test_a_label_file_is_not_replaced_by_its_splits(root):
+    before = (root / "labels.csv").read_bytes()
+    with pytest.raises(BadConfig, match="split_file"):
+        build_splits("folder", root=str(root), split_file=str(root / "images" / ".." / "labels.csv"))
+    assert (root / "labels.csv").read_bytes() == before
+
+
+def test_file_names_may_be_any_bytes_and_labels_are_utf_8(root, tmp_path):
+    sort_into_folders(root, lambda number: f"{'train' if number < 12 else 'test'}/{'ab'[number % 2]}")
+    image = next(root.glob("train/a/*"))
+    image.rename(image.with_name(os.fsdecode(b"caf\xe9") + image.suffix))
+    first = build_splits("folder", root=str(root), split_file=str(tmp_path / "split.csv"))
+    assert any("\udce9" in path.name for path in first.train.paths)
+    (root / "train" / "a").rename(root / "train" / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(BadDataset, match="label .* is not UTF-8"):
+        build_splits("folder", root=str(root))
 
 
 def test_splits_in_folders_are_written_out_too(root, tmp_path):

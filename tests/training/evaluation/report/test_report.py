@@ -361,3 +361,10 @@ def test_heavy_libraries_are_loaded_only_when_they_are_needed():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] []"
+
+
+def test_a_name_that_is_not_utf_8_does_not_lose_the_report(report, tmp_path):
+    Evaluation(replace(report, command="hashseek evaluate caf\udce9"), {"query": ["caf\udce9.png"]}, {}).write(tmp_path)
+    assert load_report(tmp_path / "report.json").command == "hashseek evaluate caf?"
+    assert "hashseek evaluate caf?" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "per_query.csv").read_bytes().splitlines()[1] == b"caf\xe9.png"
