@@ -45,7 +45,7 @@ def project(
     group, chosen = group_by_label(labels[rows], names)
     bits = unpack(codes[rows], n_bits).astype(np.float32)
     lengths = np.maximum(np.linalg.norm(outputs[rows], axis=1, keepdims=True), 1e-12)
-    spaces: dict[str, NDArray[np.float32]] = {"codes": bits, "outputs": outputs[rows] / lengths}
+    spaces: dict[str, NDArray[np.float32]] = {"codes": bits, "outputs": (outputs[rows] / lengths).astype(np.float32)}
     return {
         name: (_tsne(values, seed=seed), group, chosen)
         for name, values in spaces.items()
