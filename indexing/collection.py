@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -92,17 +92,33 @@ class Collection:
         self.get, self.one, self.by_key, self.ids_where = catalog.get, catalog.one, catalog.by_key, catalog.ids_where
         self.by_content, self.ids_by_key = catalog.by_content, catalog.ids_by_key
         self.records_by_path, self.code_of = catalog.records_by_path, catalog.code_of
-        self.update, self.label_counts = catalog.update, catalog.label_counts
-        self.engines, self.features_of, self.calibration = spaces.engines, spaces.features_of, spaces.calibration
+        self.update, self.features_of, self.calibration = catalog.update, spaces.features_of, spaces.calibration
         self.check_readable = catalog.generation
         self.merge_segments, self.save_index = self.index.merge_segments, self.index.save
         self.build_index = self.index.build
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._counts: dict[str, tuple[int, dict[str, int]]] = {}  # the generation that was counted, and the result
 
     def is_current(self) -> bool:
         """False once reopening the folder would open another collection, or the same one with other codes."""
         # While there is no catalog at all, another folder is about to take its place.
         return not self.catalog.path.exists() or self.catalog.is_current()
+
+    def label_counts(self) -> dict[str, int]:
+        """Number of images per label, by name; counted once for each state of the collection."""
+        return self._counted("labels", self.catalog.label_counts)
+
+    def engines(self) -> dict[str, int]:
+        """Number of codes per engine, see `Spaces.engines`; counted once for each state of the collection."""
+        return self._counted("engines", self.catalog.spaces.engines)
+
+    def _counted(self, name: str, count: Callable[[], dict[str, int]]) -> dict[str, int]:
+        generation = self.catalog.generation()
+        with self._counting:  # other requests wait for the result
+            if self._counts.get(name, (None,))[0] != generation:
+                self._counts[name] = generation, count()
+            return dict(self._counts[name][1])
 
     def close(self) -> None:
         """Close the catalog."""
@@ -268,11 +284,7 @@ class Collection:
         view = self.index.current()
         [built], [fresh] = self._hits(view, query_code, n, limits, ties=True)
         distances, ids = merged_hits(built, fresh, n, ties=True)
-        codes = np.empty((len(ids), query_code.shape[1]), np.uint8)
-        for segment, found in ((view.built, built), (view.fresh, fresh)):
-            inside = np.isin(ids, found[1])
-            codes[inside] = segment.index.codes_of(ids[inside])
-        return distances, ids, codes
+        return distances, ids, view.codes_of(ids)
 
     def histogram(self, query_code: Codes, *, among: Ids | Filter | None = None) -> NDArray[np.int64]:
         """How many images have each Hamming distance 0 to K from a packed code (1, code_size): counts (K + 1,).

@@ -18,7 +18,7 @@ from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
-from urllib.parse import SplitResult, quote, urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from hashseek.indexing.printing import printable
 from hashseek.retrieval.errors import BadImage
@@ -109,22 +109,22 @@ class _Download:
 
     def _get(self, place: str) -> tuple[bytes, str | None]:
         """(content, None), or (nothing, redirect target) of the URL `place`."""
-        parts, host, port = self._parts(place)
+        scheme, host, port, path = self._parts(place)
         address = self._resolve(host, port)
         connection: http.client.HTTPConnection
-        if parts.scheme == "https":
+        if scheme == "https":
             connection = http.client.HTTPSConnection(host, port, context=_tls())
         else:
             connection = http.client.HTTPConnection(host, port)
         try:
             with closing(connection):
-                connection.sock = _connect(address, port, host if parts.scheme == "https" else None, self.deadline)
+                connection.sock = _connect(address, port, host if scheme == "https" else None, self.deadline)
                 # A server that sends a byte now and then never exceeds the timeout of one read, so limit the whole.
                 alarm = threading.Timer(_left(self.deadline), _hang_up, (connection.sock,))
                 alarm.daemon = True
                 alarm.start()
                 try:
-                    return self._exchange(connection, parts)
+                    return self._exchange(connection, path)
                 finally:
                     alarm.cancel()
                     if time.monotonic() >= self.deadline:
@@ -134,8 +134,7 @@ class _Download:
         except (OSError, http.client.HTTPException) as error:
             raise _Retriable(f"could not be read ({_reason(error)})") from None
 
-    def _exchange(self, connection: http.client.HTTPConnection, parts: SplitResult) -> tuple[bytes, str | None]:
-        path = _quoted(parts.path or "/") + (f"?{_quoted(parts.query)}" if parts.query else "")
+    def _exchange(self, connection: http.client.HTTPConnection, path: str) -> tuple[bytes, str | None]:
         headers = {"User-Agent": "hashseek", "Accept": "image/*", "Accept-Encoding": "identity", "Connection": "close"}
         connection.request("GET", path, headers=headers)
         with closing(connection.getresponse()) as response:
@@ -158,13 +157,16 @@ class _Download:
                 raise _Retriable(f"ended after {len(content):,} of {promised:,} bytes")
             return bytes(content), None
 
-    def _parts(self, place: str) -> tuple[SplitResult, str, int]:
-        """The parts of the URL `place`, its host name in ASCII, and its port."""
+    def _parts(self, place: str) -> tuple[str, str, int, str]:
+        """The scheme of the URL `place`, its host name in ASCII, its port, and its path and query, encoded."""
         try:
+            if "\0" in place:
+                raise ValueError("name resolution would end there")
             parts = urlsplit(place)
             port = parts.port or (443 if parts.scheme == "https" else 80)
             name = parts.hostname or ""
             host = name if ":" in name else name.encode("idna").decode("ascii")
+            path = _quoted(parts.path or "/") + (f"?{_quoted(parts.query)}" if parts.query else "")
         except ValueError:
             raise BadImage(f"{self.url} is not a valid URL: correct it") from None
         leads = "" if place == self.url else f" redirects to {_brief(place)}, which"
@@ -175,7 +177,7 @@ class _Download:
         usual = port == (443 if parts.scheme == "https" else 80)
         if self.only is not None and f"{host}:{port}" not in self.only and not (usual and host in self.only):
             raise BadImage(f"{self.url}{leads} is on {host}:{port}, which is not an allowed host")
-        return parts, host, port
+        return parts.scheme, host, port, path
 
     def _resolve(self, host: str, port: int) -> str:
         """An IP address of `host`; a host with even one IP address that is not public is refused."""

@@ -389,8 +389,9 @@ class Searcher:
                 rows.append(start + chosen)
                 scores.append(of_block[chosen])
         at = np.concatenate(rows)
-        are_all = len(ids) < n or len(ids) == len(self.collection)
-        return distances[at], ids[at], np.concatenate(scores).tolist(), is_exact and are_all and len(ids) <= size
+        # All images were scored; counting them, the slowest, comes last.
+        is_exact = is_exact and len(ids) <= size and (len(ids) < n or len(ids) == len(self.collection))
+        return distances[at], ids[at], np.concatenate(scores).tolist(), is_exact
 
     def _scores(self, query: Query, rank: Rank, codes: Codes, ids: Ids) -> NDArray[np.float64]:
         """Scores (N,) of images with these codes and ids; a higher score is nearer."""

@@ -6,20 +6,20 @@ import os
 import stat
 from pathlib import Path
 
-from hashseek.indexing.remote import MAX_BYTES, fetch, is_remote
+from hashseek.indexing.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.tar_members import find_member, stored_in
 
 
-def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTES) -> bytes:
+def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTES, seconds: float = SECONDS) -> bytes:
     """The bytes of the image at `uri`; the options are for URLs, see `indexing.remote.fetch`.
 
     Raises:
         BadImage: it cannot be read within the limits.
     """
     if is_remote(uri):
-        return fetch(uri, allow_private=allow_private, max_bytes=max_bytes)
+        return fetch(uri, allow_private=allow_private, max_bytes=max_bytes, seconds=seconds)
     return read_bytes(Path(uri))
 
 

@@ -112,13 +112,14 @@ class RequestLimits:
         if refusal is not None:
             await refusal(scope, receive, answer)
             return
-        if is_head:  # the same as GET, without the body; FastAPI's routes know only GET
-            scope = {**scope, "method": "GET"}
+        # HEAD is the same as GET, without the body; FastAPI's routes know only GET.
+        inner = {**scope, "method": "GET"} if is_head else scope
         self._in_progress += changing
         try:
-            await self.app(scope, receive, answer)
+            await self.app(inner, receive, answer)
         finally:
             self._in_progress -= changing
+            scope.update({"route": inner["route"]} if "route" in inner else {})  # for the metrics
 
     def _wrong_host(self, headers: Headers) -> Response | None:
         name = _host_name(headers.get("host", ""))

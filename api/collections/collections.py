@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from anyio import CapacityLimiter
+
 from hashseek.api.collections.service import FOLLOW_SECONDS, Service, Shared, why_read_only
 from hashseek.api.messages.problems import CollectionExists, ReadOnly, UnknownCollection
 from hashseek.api.monitoring import metrics
@@ -18,6 +20,7 @@ from hashseek.retrieval.files import fsync_folder
 
 log = logging.getLogger("hashseek")
 
+FILES = 8  # files of stored images that are read at a time, each of up to 256 MiB; others wait without a thread
 IN_FLIGHT_SECONDS = 30.0  # that requests have to finish before the files of a collection are deleted
 
 
@@ -31,6 +34,7 @@ class Collections:
         self.settings = settings
         self._shared = Shared()
         self.decoders = self._shared.decoders
+        self.files = CapacityLimiter(FILES)
         self._services = {name: self._service(name, folder) for name, folder in settings.folders().items()}
         self.several = "" not in self._services
         self._opening = threading.Lock()

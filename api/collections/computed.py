@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from hashseek.api.decoding import Overloaded
 from hashseek.indexing.catalog import Catalog
+from hashseek.retrieval.errors import HashseekError
 
 T = TypeVar("T")
 
@@ -15,6 +15,10 @@ WAIT_SECONDS = 2.0  # that a request waits for a result, holding a thread of the
 _KEPT = 3  # results of a collection; those that are being computed are kept as well
 _ONE_AT_A_TIME = threading.Lock()
 _WAITING = threading.BoundedSemaphore(8)  # requests that may wait at a time, so that threads are left to others
+
+
+class StillComputing(HashseekError):
+    """A result that takes long to compute is not there yet."""
 
 
 class Computed:
@@ -33,8 +37,8 @@ class Computed:
         """The result of `compute` for this state of the catalog, computed now unless it exists or is being computed.
 
         Raises:
-            Overloaded: it takes longer than `WAIT_SECONDS`, or too many requests are waiting; it continues in the
-            background.
+            StillComputing: it takes longer than `WAIT_SECONDS`, or too many requests are waiting; it continues in the
+                background.
         """
         now = catalog.uuid, catalog.space.id, catalog.generation()
         with self._lock:
@@ -42,7 +46,9 @@ class Computed:
             is_old = (
                 future is not None
                 and future.done()
-                and (future.exception() is not None or (state != now and time.monotonic() > future.result()[1]))
+                and future.exception() is None
+                and state != now
+                and time.monotonic() > future.result()[1]
             )
             if future is None or is_old:
                 future = Future()
@@ -50,13 +56,18 @@ class Computed:
                 done = [other for other, (_, one) in self._results.items() if one.done()]  # the oldest first
                 for other in done[:-_KEPT]:
                     del self._results[other]
-                self._results[name] = now, future
+                self._results[name] = state, future = now, future
                 threading.Thread(target=self._compute, args=(future, compute), daemon=True).start()
         waits = _WAITING.acquire(blocking=False)
         try:
             found: T = future.result(WAIT_SECONDS if waits else 0)[0]
         except TimeoutError:
-            raise Overloaded("the answer is still being computed: try again in a second") from None
+            raise StillComputing("the answer is still being computed: try again in a second") from None
+        except Exception:
+            with self._lock:  # the next request tries again
+                if self._results.get(name) == (state, future):
+                    del self._results[name]
+            raise
         finally:
             if waits:
                 _WAITING.release()

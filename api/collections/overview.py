@@ -17,9 +17,10 @@ N_LABELS = 200
 def make_overview(collection: Collection) -> Overview:
     """The overview of a collection. Samples are drawn at random, the same for the same images."""
     rng, n_bits = np.random.default_rng(0), collection.n_bits
-    index, labels = collection.index.merged(), collection.label_counts()
-    ids = index.ids[np.sort(rng.permutation(len(index))[:N_SAMPLED])]
-    codes = index.codes_of(ids)
+    view, labels = collection.index.current(), collection.label_counts()
+    everything = view.ids
+    ids = everything[np.sort(rng.choice(len(everything), min(len(everything), N_SAMPLED), replace=False))]
+    codes = view.codes_of(ids)
     on_map = np.sort(rng.permutation(len(ids))[:N_ON_MAP])
     images = [image for image in collection.get(ids[on_map].tolist()) if image is not None]
     chosen = on_map[np.isin(ids[on_map], [image.id for image in images])]  # the others have just been removed
@@ -31,7 +32,7 @@ def make_overview(collection: Collection) -> Overview:
     )
     within, to_others = label_distances(bits, has)
     return Overview(
-        n_images=len(index),
+        n_images=len(everything),
         n_bits=n_bits,
         n_sampled=len(codes),
         bits=BitFigures(**vars(bit_statistics(codes, n_bits=n_bits))) if len(codes) else None,

@@ -151,8 +151,11 @@ class Service:
     @property
     def n_images(self) -> int | None:
         """Images in the index; None until it is loaded, and while it cannot be read."""
+        searcher = self._searcher
         with suppress(BadCollection):
-            return len(self._searcher.collection) if self._searcher else None
+            if searcher is not None:
+                searcher.collection.check_readable()  # fails within seconds; counting tries for longer
+                return len(searcher.collection)
         return None
 
     def summary(self) -> CollectionSummary:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 
+from hashseek.api.collections.computed import StillComputing
 from hashseek.api.decoding import Overloaded
 from hashseek.api.messages.schemas import ProblemDetails
 from hashseek.api.monitoring.logs import ID_HEADER, request_id
@@ -59,12 +60,17 @@ class FileGone(HashseekError):
     """An image is stored, but its file is gone."""
 
 
+class FileNotSent(HashseekError):
+    """An image was indexed by URL, and its host does not send it now."""
+
+
 # The first class that matches decides.
 STATUS: dict[type[Exception], HTTPStatus] = {
     NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
     NotLoaded: HTTPStatus.INTERNAL_SERVER_ERROR,  # 503 would make clients retry forever
     ReadOnly: HTTPStatus.FORBIDDEN,
     FileGone: HTTPStatus.GONE,
+    FileNotSent: HTTPStatus.BAD_GATEWAY,
     UnknownImage: HTTPStatus.NOT_FOUND,
     UnknownCollection: HTTPStatus.NOT_FOUND,
     UnknownReport: HTTPStatus.NOT_FOUND,
@@ -77,6 +83,7 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     SpaceRetired: HTTPStatus.SERVICE_UNAVAILABLE,
     StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     Overloaded: HTTPStatus.SERVICE_UNAVAILABLE,
+    StillComputing: HTTPStatus.SERVICE_UNAVAILABLE,
     DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
     BadCollection: HTTPStatus.INTERNAL_SERVER_ERROR,
     HashseekError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -116,7 +123,11 @@ def describe(request: Request, error: HashseekError | OSError) -> ProblemDetails
         detail = f"the service could not read or write its files: {error.strerror or error}"
         return _details(status, detail, "urn:hashseek:Storage")
     status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
-    if isinstance(error, BadCollection) and status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if (
+        isinstance(error, BadCollection)
+        and status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        and type(error) is not SpaceRetired
+    ):
         log.error("%s %s: %s", request.method, request.url.path, error)
     place = request.app.state.collections.settings.collection  # clients need not know where it is
     detail = without_uri(place, str(error)) if is_in_milvus(place) else _without_folder(place, str(error))

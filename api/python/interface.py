@@ -1,6 +1,6 @@
 """The functions of `import hashseek`. Each imports what it needs when it is called; paths may be str or Path."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 
     from hashseek.indexing.catalog import StoredImage
     from hashseek.indexing.catalog.filters import Filter
-    from hashseek.indexing.fitting import Fitting
     from hashseek.indexing.ingest.batch import IngestReport
+    from hashseek.indexing.ingest.loading import LoadedImage
+    from hashseek.indexing.ingest.sources import Found
     from hashseek.indexing.searcher import Hit, Rank, Searcher
     from hashseek.retrieval.checkpoint import Checkpoint
     from hashseek.retrieval.codes import Codes
@@ -84,22 +85,15 @@ class ImageCollection:
         Raises:
             BadImage: an image is unusable, and `on_error` is "stop". Images added before it are kept.
         """
-        return self._add(sources, labels, on_error)
-
-    def _add(
-        self,
-        sources: Sequence[str | Path],
-        labels: Sequence[str],
-        on_error: "OnError",
-        first: "Fitting | None" = None,
-    ) -> "IngestReport":
         from hashseek.indexing.catalog.records import check_labels
-        from hashseek.indexing.ingest.batch import IngestReport, ingest
         from hashseek.indexing.ingest.sources import describe, find_sources
 
         check_labels(labels)
-        found = describe(find_sources(sources), labels=labels)
-        images = found if first is None else first.reuse(found)
+        return self._add(describe(find_sources(sources), labels=labels), on_error)
+
+    def _add(self, images: "Iterable[Found | LoadedImage]", on_error: "OnError") -> "IngestReport":
+        from hashseek.indexing.ingest.batch import IngestReport, ingest
+
         report, problems = IngestReport(), []
         for report in ingest(self.searcher.collection, self.searcher.image_encoder, images, on_error=on_error):
             problems += report.problems
@@ -275,22 +269,26 @@ def create_collection(
         BadCheckpoint: the weights cannot be downloaded, or do not fit.
         BadImage: an image is unusable, and `on_error` is "stop".
     """
+    from hashseek.indexing.catalog.records import check_labels
     from hashseek.indexing.collection import Collection
     from hashseek.indexing.fit_options import FitOptions
     from hashseek.indexing.fitting import fit_to_sources, plan_collection
-    from hashseek.indexing.ingest.sources import find_sources
+    from hashseek.indexing.ingest.sources import describe, find_sources
     from hashseek.indexing.opening import open_for_adding
     from hashseek.indexing.searcher import Searcher
 
-    fit = FitOptions(n_bits, backbone, str(weights), preprocessing or {})
-    plan = plan_collection(Path(folder), fit, find_sources(sources))
-    first = fit_to_sources(find_sources(sources), *plan, on_error=on_error, **options)
+    def found() -> "Iterator[Found]":
+        return describe(find_sources(sources), labels=labels)
+
+    check_labels(labels)
+    plan = plan_collection(Path(folder), FitOptions(n_bits, backbone, str(weights), preprocessing or {}), found())
+    first = fit_to_sources(found(), *plan, on_error=on_error, **options)
     place, encoder = Path(folder), first.encoder
     with (
         first.checkpoint() as checkpoint,
         open_for_adding(place, checkpoint=checkpoint, keep_features=keep_features) as collection,
     ):
-        report = ImageCollection(Searcher(encoder, collection))._add(sources, labels, on_error, first)
+        report = ImageCollection(Searcher(encoder, collection))._add(first.reuse(found()), on_error)
     return ImageCollection(Searcher(encoder, Collection(place)), report)
 
 

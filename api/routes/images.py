@@ -1,18 +1,22 @@
 """Stored images: list them, get records and files, add, change, delete."""
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
+from anyio import to_thread
 from fastapi import APIRouter, Depends, Request, Response, UploadFile, status
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
 
+from hashseek.api.decoding import Decoders
 from hashseek.api.messages.parameters import (
     AddForm,
     AddManyForm,
@@ -23,7 +27,7 @@ from hashseek.api.messages.parameters import (
     PageParameters,
     read_upload,
 )
-from hashseek.api.messages.problems import FileGone, UnexpectedNumber, describe
+from hashseek.api.messages.problems import FileGone, FileNotSent, UnexpectedNumber, describe
 from hashseek.api.messages.reading import body_of, documented_body, documented_query, query_of
 from hashseek.api.messages.schemas import (
     NDJSON,
@@ -37,11 +41,13 @@ from hashseek.api.messages.schemas import (
 from hashseek.api.routes.dependencies import CollectionsDep, NoQueryDep, SearcherDep, WritableDep, refuse_body
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
+from hashseek.indexing.remote import MAX_BYTES, is_remote
 from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.uris import is_there, open_uri
 from hashseek.retrieval.errors import BadConfig, BadImage, HashseekError, UnknownImage
 from hashseek.retrieval.images import LoadedFile
 
+_URL_SECONDS = 10.0  # for downloading a stored image
 _SUFFIX = {
     "image/jpeg": ".jpg",
     "image/mpo": ".jpg",
@@ -71,6 +77,8 @@ class _AnyText(PathConvertor):
 
 
 register_url_convertor("text", _AnyText())
+log = logging.getLogger("hashseek")
+
 router = APIRouter(prefix="/v1/images", tags=["images"])
 batch_router = APIRouter(prefix="/v1", tags=["images"])
 
@@ -142,7 +150,7 @@ def change_image(image_id: int, searcher: SearcherDep, changes: ImageChanges) ->
 @router.get(
     "/{image_id}/file", response_class=Response, responses=_FILE, openapi_extra=documented_query(FileParameters)
 )
-def get_file(
+async def get_file(
     image_id: int,
     searcher: SearcherDep,
     collections: CollectionsDep,
@@ -150,14 +158,20 @@ def get_file(
     request: Request,
 ) -> Response:
     """The file of a stored image, or a JPEG thumbnail of it. 304 if the client sends the current ETag."""
-    size = parameters.size
+    known = request.headers.get("if-none-match", "")
+    work = partial(_file, image_id, searcher, collections.decoders, parameters.size, known)
+    return await to_thread.run_sync(work, limiter=collections.files)
+
+
+def _file(image_id: int, searcher: Searcher, decoders: Decoders, size: int | None, known: str) -> Response:
+    """The response of `get_file`; `known` are the ETags that the client has."""
     stored = searcher.collection.one(image_id)
     if not stored.path:
         raise UnknownImage(f"{image_id} is a stored vector, which has no file")
     uri, shown = searcher.collection.uri_of(stored), shown_path(stored.path)
     # Browsers ask again each time: another picture can take the same id.
     headers = {"Cache-Control": "private, no-cache", "ETag": f'"{stored.sha256}-{size or 0}"'}
-    if headers["ETag"] in request.headers.get("if-none-match", ""):
+    if headers["ETag"] in known:
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     try:
         if size is None and Path(uri).is_file():
@@ -168,14 +182,18 @@ def get_file(
             _check_signature(image_id, first)
             headers["Content-Length"] = str(os.fstat(opened.fileno()).st_size)
             return StreamingResponse(chain([first], chunks), media_type=stored.media_type, headers=headers)
-        data = open_uri(uri)  # a file, a member of a tar, or a URL
+        # A file, a member of a tar, or a URL: `index add --url-megabytes` may have allowed a larger one.
+        data = open_uri(uri, max_bytes=max(MAX_BYTES, stored.bytes), seconds=_URL_SECONDS)
     except (BadImage, OSError) as error:
+        if is_remote(uri):
+            log.warning("image %d: %s", image_id, error)
+            raise FileNotSent(f"image {image_id} was indexed by URL, and its host does not send it now") from None
         reason = str(error).replace(uri, shown)
         raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {reason}") from None
     _check_signature(image_id, data)
     if size is None:
         return Response(data, media_type=stored.media_type, headers=headers)
-    thumbnail = collections.decoders.thumbnail(data, size, name=shown)
+    thumbnail = decoders.thumbnail(data, size, name=shown)
     return Response(thumbnail, media_type="image/jpeg", headers=headers)
 
 

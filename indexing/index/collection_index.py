@@ -1,6 +1,7 @@
 """The index of an open collection: what its searches see, kept up to date with the catalog and written to disk.
 
-Searches use an immutable `View`. The next search after a change makes a new view; no other search waits for it. Images
+Searches use a `View` of one state. The next search after a change makes a new view; those that start meanwhile wait
+for it, and those that are running keep theirs. Images
 added since the built segment was created are in a small fresh segment, until `merge_segments` or `save` merges the two.
 """
 

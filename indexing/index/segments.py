@@ -69,6 +69,26 @@ class View:
         return self.built.alive.n + self.fresh.alive.n
 
     @property
+    def ids(self) -> Ids:
+        """The ids of all images (N,), ascending; often those of the built index, which may be mapped from its file."""
+        parts = [
+            segment.index.ids[segment.alive.mask] if segment.n_dead else segment.index.ids for segment in self._parts
+        ]
+        return parts[0] if not len(parts[1]) else np.sort(np.concatenate(parts))
+
+    def codes_of(self, ids: Ids) -> Codes:
+        """Packed codes (n, code_size) of images that exist."""
+        codes = np.empty((len(ids), code_size(self.built.index.n_bits)), np.uint8)
+        is_fresh = np.isin(ids, self.fresh.index.ids)
+        for segment, chosen in zip(self._parts, (~is_fresh, is_fresh), strict=True):
+            codes[chosen] = segment.index.codes_of(ids[chosen])
+        return codes
+
+    @property
+    def _parts(self) -> tuple[Segment, Segment]:
+        return self.built, self.fresh
+
+    @property
     def kind(self) -> str:
         """Of the built index."""
         return self.built.index.kind

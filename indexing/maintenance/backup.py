@@ -24,7 +24,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.catalog.database import Database, now, write_meta
@@ -177,7 +177,8 @@ def _kept(catalog: Path) -> list[tuple[str, str]]:
     """(path in the folder, SHA-256) of the files that the collection keeps, by ascending path."""
     with closing(Database(catalog, read_only=True)) as database, database.reading() as db:
         query = "SELECT DISTINCT path, sha256 FROM images WHERE path > ? AND path < ? ORDER BY path"
-        return db.execute(query, (f"{FILES}/", f"{FILES}0")).fetchall()  # "0" comes after "/"
+        found = db.execute(query, (f"{FILES}/", f"{FILES}0"))  # "0" comes after "/"
+        return [(path, sha256) for path, sha256 in found if _KEPT.fullmatch(path)]
 
 
 def _pack_files(tar: tarfile.TarFile, folder: Path, catalog: Path, done: set[str]) -> list[str]:
@@ -186,26 +187,42 @@ def _pack_files(tar: tarfile.TarFile, folder: Path, catalog: Path, done: set[str
     for path, sha256 in _kept(catalog):
         if path in done:
             continue
-        try:
-            intact = _pack_file(tar, folder / path, path) == sha256
-        except FileNotFoundError:
-            intact = False
-        if intact:
-            done.add(path)
-        else:
+        file = _open_intact(folder / path, sha256)
+        if file is None:
             lost.append(path)
+        else:
+            with file:
+                _append(tar, file, path)
+            done.add(path)
     return lost
+
+
+def _open_intact(path: Path, sha256: str) -> BinaryIO | None:
+    """The file, read to its end; None if it is missing, cannot be read or has other content."""
+    try:
+        file = path.open("rb")
+        if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+            return file
+        file.close()
+    except OSError:
+        pass
+    return None
 
 
 def _pack_file(tar: tarfile.TarFile, path: Path, name: str) -> str:
     """Append a file; returns its SHA-256."""
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        member = tarfile.TarInfo(name)
-        member.size = file.tell()
-        file.seek(0)
-        tar.addfile(member, file)
+        _append(tar, file, name)
     return sha256
+
+
+def _append(tar: tarfile.TarFile, file: BinaryIO, name: str) -> None:
+    """Append a file that has been read to its end."""
+    member = tarfile.TarInfo(name)
+    member.size = file.tell()
+    file.seek(0)
+    tar.addfile(member, file)
 
 
 def _pack_json(tar: tarfile.TarFile, name: str, content: dict[str, Any]) -> None:

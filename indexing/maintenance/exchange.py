@@ -242,7 +242,15 @@ def _unreadable(file: Path) -> Iterator[None]:
     """Raise errors of reading an export as `BadDataset`."""
     try:
         yield
-    except (load_pyarrow().ArrowException, OSError, ValueError, TypeError, KeyError, HashseekError) as error:
+    except (
+        load_pyarrow().ArrowException,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+        HashseekError,
+    ) as error:
         raise BadDataset(
             f"{file} is not an intact export: {error}; write it again with this version of Hashseek"
         ) from None

@@ -32,6 +32,9 @@ def check(collection, truth, queries, ks=(1, 5, 10**30)):
     ids = np.array(sorted(truth), np.int64)
     codes = np.array([truth[i] for i in ids], np.uint8).reshape(len(ids), queries.shape[1])
     assert len(collection) == len(ids)
+    view = collection.index.current()
+    assert np.array_equal(view.ids, ids)
+    assert np.array_equal(view.codes_of(ids[::-1]), codes[::-1])
     for k in (*ks, max(len(ids), 1)):
         distances, positions = hamming.search(queries, codes, k=k)
         for row, found in enumerate(collection.search(queries, k=k)):
@@ -609,6 +612,22 @@ def test_leftovers_of_an_interrupted_creation_are_replaced(tmp_path, checkpoint,
         "checkpoint.safetensors",
     ]
     collection.close()
+
+
+def test_labels_and_engines_are_counted_once_for_each_state(tmp_path, monkeypatch):
+    with closing(code_collection(tmp_path, n_bits=8)) as collection:
+        counted, count = [], collection.catalog.label_counts
+        monkeypatch.setattr(collection.catalog, "label_counts", lambda: counted.append(1) or count())
+        for n in (1, 2):
+            [(added, _)] = collection.add(new_images(np.full((1, 1), n, np.uint8), start=n, labels=("a",)))
+            for _ in range(3):
+                collection.label_counts().clear()  # the caller's own
+            assert (collection.label_counts(), sum(counted)) == ({"a": n}, n)
+        collection.update(added, labels=["b"])
+        assert collection.label_counts() == {"a": 1, "b": 1}
+        assert sum(collection.engines().values()) == 2
+        collection.remove([added])
+        assert sum(collection.engines().values()) == 1
 
 
 def test_saving_twice_writes_once(saved):

@@ -270,13 +270,22 @@ def test_options_that_cannot_be_right_are_refused(tmp_path, weights, checkpoint)
         fitting.Fitting(find_network(FitOptions(backbone="resnet18", weights=str(weights))))
 
 
-def test_weights_that_are_a_checkpoint_bring_backbone_and_preprocessing(tmp_path, checkpoint, pictures):
-    own = load_checkpoint(checkpoint)
+def test_weights_that_are_a_checkpoint_bring_backbone_and_preprocessing(tmp_path, checkpoint, pictures, monkeypatch):
+    own, added, reuse = load_checkpoint(checkpoint), [], fitting.Fitting.reuse
+
+    def watched(self, sources):
+        added.extend(reuse(self, sources))
+        return iter(added)
+
+    monkeypatch.setattr(fitting.Fitting, "reuse", watched)
+    with pytest.raises(BadConfig):  # before anything is fitted
+        hashseek.create_collection(tmp_path / "c", pictures, weights="missing.pth", labels="drawn")
     with hashseek.create_collection(
         tmp_path / "c", pictures, n_bits=5, weights=checkpoint, keep_features=True, device="cpu", labels=["drawn"]
     ) as collection:
         assert (collection.report.added, len(collection)) == (12, 12)
         assert collection.get(1).labels == ("drawn",)
+        assert {type(image) for image in added} == {loading.LoadedImage}  # none was read or encoded again
         found = load_checkpoint(collection.searcher.collection.checkpoint)
         [hit] = collection.search(pictures / "picture 04.jpg", k=1)
         assert (hit.distance, hit.image.path) == (0, str(pictures / "picture 04.jpg"))

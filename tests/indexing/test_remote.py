@@ -137,6 +137,7 @@ REFUSED = {
     "endless": "1,000,000",
     "reset": "",
     "garbage": "",
+    "good/\ud800.jpg": "not a valid URL",  # JSON may escape half a character
 }
 
 
@@ -216,6 +217,7 @@ def test_invalid_urls_are_refused():
         "example.org:99999/x",
         f"{'a' * 70}.org/x",
         "name.invalid/x",
+        "localhost\0.org/x",
     ):
         with pytest.raises(BadImage):
             fetch(f"http://{rest}", seconds=3.0)

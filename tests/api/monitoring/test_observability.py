@@ -20,6 +20,7 @@ def test_metrics_count_what_was_done(serve, indexed):
     for seed in range(3):
         assert hits(client.post("/v1/search", files={"image": png(800 + seed)}))
     assert hits(client.get("/v1/images/1/similar"))
+    assert client.head("/v1/images/1").status_code == 200
     for path in ("/v1/images/99", "/v1/images/98", "/nowhere/1", "/nowhere/2"):
         assert client.get(path).status_code == 404
     found = figures(client)
@@ -27,6 +28,7 @@ def test_metrics_count_what_was_done(serve, indexed):
     assert {key: value for key, value in counted.items() if "/healthz/ready" not in key} == {
         ("hashseek_requests_total", "/v1/search", "200", "POST"): 3,
         ("hashseek_requests_total", "/v1/images/{image_id}/similar", "200", "GET"): 1,
+        ("hashseek_requests_total", "/v1/images/{image_id}", "200", "HEAD"): 1,
         ("hashseek_requests_total", "/v1/images/{image_id}", "404", "GET"): 2,
         ("hashseek_requests_total", "404", "other", "other"): 2,  # or clients could make up any number of routes
     }

@@ -10,8 +10,7 @@ import pytest
 
 from hashseek.api.client import Client
 from hashseek.api.collections import computed
-from hashseek.api.collections.computed import Computed
-from hashseek.api.decoding import Overloaded
+from hashseek.api.collections.computed import Computed, StillComputing
 from hashseek.indexing.collection import Collection
 from support.collections import code_collection, new_images
 from support.commands import wait_until
@@ -123,7 +122,7 @@ def test_one_thing_is_computed_at_a_time_and_a_slow_one_is_answered_though_the_c
         return started[-1]
 
     for name in ("a", "b", "a", "a"):
-        with pytest.raises(Overloaded):
+        with pytest.raises(StillComputing):
             results.get(name, collection.catalog, compute)
         collection.add(new_images(np.zeros((1, 1), np.uint8), start=len(collection)))
     assert started == [0]
@@ -137,6 +136,20 @@ def test_one_thing_is_computed_at_a_time_and_a_slow_one_is_answered_though_the_c
     with pytest.raises(ZeroDivisionError):
         results.get("d", collection.catalog, lambda: 1 / 0)
     assert results.get("d", collection.catalog, lambda: 1) == 1
+    go.clear()
+    monkeypatch.setattr(computed, "WAIT_SECONDS", 0.01)
+
+    def fail():
+        go.wait(60)
+        raise ZeroDivisionError
+
+    with pytest.raises(StillComputing):
+        results.get("e", collection.catalog, fail)
+    go.set()
+    monkeypatch.setattr(computed, "WAIT_SECONDS", 60)
+    with pytest.raises(ZeroDivisionError):  # of the earlier request
+        results.get("e", collection.catalog, lambda: 2)
+    assert results.get("e", collection.catalog, lambda: 2) == 2
     collection.close()
 
 
@@ -150,7 +163,7 @@ def test_results_that_are_asked_for_at_the_same_time_are_computed_once_each(tmp_
 
         monkeypatch.setattr(computed, "WAIT_SECONDS", 0.001)
         for name in 2 * [*range(10)]:  # more than are kept
-            with pytest.raises(Overloaded):
+            with pytest.raises(StillComputing):
                 get(name)
         go.set()
         monkeypatch.setattr(computed, "WAIT_SECONDS", 60)
@@ -171,5 +184,5 @@ def test_few_requests_wait_for_one_result(tmp_path, monkeypatch):
         wait_until(lambda: any(answer.done() for answer in answers))
         assert sorted(answer.done() for answer in answers) == [False, False, True]
         go.set()
-        assert sorted(isinstance(answer.exception(), Overloaded) for answer in answers) == [False, False, True]
+        assert sorted(isinstance(answer.exception(), StillComputing) for answer in answers) == [False, False, True]
         assert get() is True

@@ -12,9 +12,11 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
+from hashseek.api.routes import images
 from support.collections import sql
+from support.commands import wait_until
 from support.pictures import N_PICTURES, draw, encoded, png
-from support.service import add, assert_problem, hits, kept_files, search, serving
+from support.service import add, assert_problem, figures, hits, kept_files, search, serving
 
 NAMED = {"filename": "picture"}  # of every upload
 
@@ -233,6 +235,17 @@ def test_a_kept_file_has_the_suffix_of_its_content_whatever_its_name_said(client
     served = client.get(response.json()["url"])
     assert served.headers["content-type"] == response.json()["media_type"] != "text/html"
     assert served.content == data
+
+
+def test_files_that_take_long_to_read_leave_threads_for_other_requests(client, own_collection, monkeypatch):
+    url, go, n = add(client, png(503)).json()["url"] + "?size=64", threading.Event(), 80
+    monkeypatch.setattr(images, "open_uri", lambda *_args, **_options: go.wait(60) and png(503))
+    with ThreadPoolExecutor(n) as pool:
+        waiting = [pool.submit(client.get, url) for _ in range(n)]
+        wait_until(lambda: figures(client)["hashseek_requests_in_progress",] == n + 1)
+        assert client.get("/healthz/ready").status_code == 200
+        go.set()
+        assert {response.result().status_code for response in waiting} == {200}
 
 
 def test_a_file_that_is_gone_is_410(client, own_collection, monkeypatch):

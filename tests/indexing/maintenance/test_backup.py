@@ -102,16 +102,20 @@ def test_files_that_were_missing_before_the_snapshot_are_listed(collection, tmp_
     images = [image for image in collection.catalog.page(after=0, limit=99) if collection.owns(image)]
     file_of(collection, images[0]).unlink()
     file_of(collection, images[1]).write_bytes(b"other")
+    file_of(collection, images[2]).unlink()
+    file_of(collection, images[2]).mkdir()  # it cannot be read as a file
     weights = collection.folder / "checkpoint.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
     collection.save_index()
     code, out, err = hashseek("index", "snapshot", collection.folder, tmp_path / "s.tar")
     assert code == 1
     assert out == f"{tmp_path}/s.tar: 18 images\n"
-    lost = sorted([images[0].path, images[1].path, "checkpoint.safetensors"])
+    lost = sorted([*(image.path for image in images[:3]), "checkpoint.safetensors"])
+    with tarfile.open(tmp_path / "s.tar") as packed:  # after its removal, damaged content would not be restored
+        assert not {*packed.getnames()} & {*lost}
     assert [line.split()[0] for line in err.splitlines()] == lost
     code, out, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new")
-    assert (code, err.count("\n")) == (1, 3)
+    assert (code, err.count("\n")) == (1, 4)
     again = Collection(tmp_path / "new")
     assert again.catalog.page(after=0, limit=99) == collection.catalog.page(after=0, limit=99)
     assert not file_of(again, images[1]).exists()

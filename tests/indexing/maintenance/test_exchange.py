@@ -154,6 +154,7 @@ BAD = {
     "format 2": lambda t: t.replace_schema_metadata({**t.schema.metadata, b"hashseek.format": b"2"}),
     "another hash": column("sha256", pa.array(["a" * 64] * 2 + ["x"] * 17)),
     "attributes": column("attributes", pa.array(["[1]"] * 19)),
+    "deep attributes": column("attributes", pa.array(["[" * 100_000] * 19)),
     "a relative uri": column("uri", pa.array(["/a", "files/../../victim", *["/b"] * 17])),
     "size": column("size", pa.array([0] * 19)),
     "media_type": column("media_type", pa.array(["text/html\r\nX: 1"] * 19)),
