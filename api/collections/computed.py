@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from hashseek.api.messages.problems import StillComputing
 from hashseek.indexing.catalog import Catalog
-from hashseek.retrieval.errors import HashseekError
 
 T = TypeVar("T")
 
@@ -15,10 +15,6 @@ WAIT_SECONDS = 2.0  # that a request waits for a result, holding a thread of the
 _KEPT = 3  # results of a collection; those that are being computed are kept as well
 _ONE_AT_A_TIME = threading.Lock()
 _WAITING = threading.BoundedSemaphore(8)  # requests that may wait at a time, so that threads are left to others
-
-
-class StillComputing(HashseekError):
-    """A result that takes long to compute is not there yet."""
 
 
 class Computed:

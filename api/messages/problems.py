@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 
-from hashseek.api.collections.computed import StillComputing
 from hashseek.api.decoding import Overloaded
 from hashseek.api.messages.schemas import ProblemDetails
 from hashseek.api.monitoring.logs import ID_HEADER, request_id
@@ -50,6 +49,10 @@ class UnknownReport(HashseekError):
 
 class CollectionExists(HashseekError):
     """There is already a collection with this name."""
+
+
+class StillComputing(HashseekError):
+    """A result that takes long to compute is not there yet."""
 
 
 class UnexpectedNumber(HashseekError):

@@ -10,7 +10,8 @@ import pytest
 
 from hashseek.api.client import Client
 from hashseek.api.collections import computed
-from hashseek.api.collections.computed import Computed, StillComputing
+from hashseek.api.collections.computed import Computed
+from hashseek.api.messages.problems import StillComputing
 from hashseek.indexing.collection import Collection
 from support.collections import code_collection, new_images
 from support.commands import wait_until
