@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack, cast, get_args
+from typing import Any, Literal, NamedTuple, Self, Unpack, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -360,21 +360,30 @@ class Searcher:
         search_ms = 1000 * (time.perf_counter() - started)
         return Answer(tuple(hits), encode_ms, search_ms, rank, is_exact, len(ids) == options.k, counts)
 
-    def _ranked(
-        self, queries: Sequence[Query], rank: Rank, options: SearchOptions
-    ) -> tuple[Distances, Ids, Sequence[float | None], bool]:
-        """(distances, ids, scores or None where hits are ordered by distance, whether they are exact), best first."""
-        k, offset = options.k, options.offset
-        max_distance, among = self._max_distance(options), options.among
+    def _ranked(self, queries: Sequence[Query], rank: Rank, options: SearchOptions) -> _Ranked:
+        """The hits from `options.offset` on."""
+        among, max_distance = options.among, self._max_distance(options)
         limits: Limits = {"max_distance": max_distance, "among": among, "effort": options.effort}
-        is_exact = among is not None or max_distance is not None or self.collection.finds_all
+        finds_all = among is not None or max_distance is not None or self.collection.finds_all
         if rank == "hamming":
-            codes = np.stack([query.code for query in queries])
-            found = self.collection.search(codes, k=offset + k, **limits)
-            distances, ids = (part[offset : offset + k] for part in _union(found))
-            return distances, ids, [None] * len(ids), is_exact
-        size = options.oversample * k
-        n = offset + k + size if offset else size
+            return self._by_distance(queries, options.offset, options.k, limits, finds_all)
+        return self._by_score(queries, rank, options, limits, finds_all)
+
+    def _by_distance(self, queries: Sequence[Query], offset: int, k: int, limits: Limits, finds_all: bool) -> _Ranked:
+        codes = np.stack([query.code for query in queries])
+        distances, ids = _union(self.collection.search(codes, k=offset + k, **limits))
+        page = slice(offset, offset + k)
+        return _Ranked(distances[page], ids[page], [None] * len(ids[page]), finds_all)
+
+    def _by_score(
+        self, queries: Sequence[Query], rank: Rank, options: SearchOptions, limits: Limits, finds_all: bool
+    ) -> _Ranked:
+        """Order candidates, nearest codes first, by score within blocks, so that pages neither overlap nor have gaps.
+
+        Every block has at least `size` candidates and ends with a whole distance, wherever a page begins.
+        """
+        k, offset, size = options.k, options.offset, options.oversample * options.k
+        n = offset + k + size if offset else size  # enough to complete the block of the last hit
         candidates = [self.collection.candidates(query.code[None], n=n, **limits) for query in queries]
         distances, ids, codes = _union(candidates)
         n_kept = int(distances.searchsorted(distances[n - 1], "right")) if len(ids) > n else len(ids)
@@ -389,9 +398,9 @@ class Searcher:
                 rows.append(start + chosen)
                 scores.append(of_block[chosen])
         at = np.concatenate(rows)
-        # All images were scored; counting them, the slowest, comes last.
-        is_exact = is_exact and len(ids) <= size and (len(ids) < n or len(ids) == len(self.collection))
-        return distances[at], ids[at], np.concatenate(scores).tolist(), is_exact
+        # Whether all images were scored, in one block; counting them takes longest and comes last.
+        is_exact = finds_all and len(ids) <= size and (len(ids) < n or len(ids) == len(self.collection))
+        return _Ranked(distances[at], ids[at], np.concatenate(scores).tolist(), is_exact)
 
     def _scores(self, query: Query, rank: Rank, codes: Codes, ids: Ids) -> NDArray[np.float64]:
         """Scores (N,) of images with these codes and ids; a higher score is nearer."""
@@ -430,6 +439,15 @@ def open_encoder(
     loaded = load_checkpoint(source)
     is_of_vectors = loaded.header.preprocessing is None  # vectors are encoded in only one way
     return VectorEncoder(loaded) if is_of_vectors else Encoder(loaded, **options)
+
+
+class _Ranked(NamedTuple):
+    """Hits, best first: distances (n,), ids (n,), scores (None if ordered by distance), and whether they are exact."""
+
+    distances: Distances
+    ids: Ids
+    scores: Sequence[float | None]
+    is_exact: bool
 
 
 def _blocks(distances: Distances, size: int) -> Iterator[tuple[int, int]]:

@@ -30,6 +30,8 @@ SPLITS = {
     "retrieval": "database",
 }
 NAMES = ("labels.csv", "labels.jsonl")
+# Columns with a meaning, besides those that name the file; in lists to be indexed, all others are attributes.
+COLUMNS = ("labels", "split", "key", "id", "attributes")
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
         raise BadDataset(f"{source} line 1 is not CSV: {error}; it must name the columns") from None
     if any("\0" in name for name in names):  # UTF-16, read with "surrogateescape"
         raise BadDataset(f"{source} is not UTF-8 text: save it as UTF-8")
-    known = {*one_of, "labels", "split", "key", "id", "attributes"}
+    known = {*one_of, *COLUMNS}
     names = [name.strip().lower() if name.strip().lower() in known else name.strip() for name in names]
     if not set(one_of) & set(names):
         if len(names) == 1 and (";" in names[0] or "\t" in names[0]):

@@ -46,6 +46,9 @@ _READ = 65_536  # codes that are Python objects at a time, which take 150 bytes 
 class SpaceRetired(BadCollection):
     """The collection was switched to another code space since it was opened; reopened, it accepts new images."""
 
+    def __init__(self, folder: Path, what: str) -> None:
+        super().__init__(f"the collection {folder} was switched to another checkpoint after it was opened, and {what}")
+
 
 class Catalog:
     """An open catalog. Safe to use from several threads; other processes may read and write the same file.
@@ -146,10 +149,9 @@ class Catalog:
         with self._db.writing() as (db, generation):
             active = active_space(db)
             if active is None or active.id != self.space.id:
+                own = self.fingerprint[:12]
                 raise SpaceRetired(
-                    f"the collection {self.folder} was switched to another checkpoint after it was opened, and "
-                    f"no longer accepts codes of checkpoint {self.fingerprint[:12]}: this change was not stored, try "
-                    "again"
+                    self.folder, f"no longer accepts codes of checkpoint {own}: this change was not stored, try again"
                 )
             storing = Storing(db, self.space.id, generation, now(), self.keeps_features, self.folder)
             outcome = [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
@@ -283,10 +285,8 @@ class Catalog:
         if not found:
             self.one(image_id)  # it is not stored, or its code is still to be computed
             if not self.is_current():  # the codes may have been dropped
-                raise SpaceRetired(
-                    f"the collection {self.folder} was switched to another checkpoint after it was opened, and "
-                    f"the codes of checkpoint {self.fingerprint[:12]} were deleted: try again"
-                )
+                own = self.fingerprint[:12]
+                raise SpaceRetired(self.folder, f"the codes of checkpoint {own} were deleted: try again")
             raise UnknownImage(f"image {image_id} has no code of checkpoint {self.fingerprint[:12]} in the collection")
         return found[image_id]
 

@@ -66,6 +66,16 @@ class NewImage:
     is_record: bool = False
     adopts: bool = False
 
+    @property
+    def new_labels(self) -> tuple[str, ...] | None:
+        """What replaces the labels of a stored image with this key; None: it keeps them."""
+        return self.labels if self.labels or self.is_record else None
+
+    @property
+    def new_attributes(self) -> Mapping[str, Any] | None:
+        """What replaces the attributes of a stored image with this key; None: it keeps them."""
+        return self.attributes if self.attributes or self.is_record else None
+
 
 class StoredCode(NamedTuple):
     """The packed code (code_size,) of an image, the engine that computed it, and its feature (D,) if that is kept."""

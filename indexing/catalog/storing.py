@@ -93,8 +93,7 @@ class Storing:
             self._give_code(image_id, image)
             if path != image.path:
                 self.db.execute("UPDATE images SET path = ? WHERE id = ?", (image.path, image_id))
-        labels = image.labels if image.labels or image.is_record else None
-        differs |= self.describe(image_id, labels, attributes if attributes != "{}" or image.is_record else None)
+        differs |= self.describe(image_id, image.new_labels, None if image.new_attributes is None else attributes)
         if differs:
             self._note_change(image_id)
         return image_id, "updated" if differs else "known"

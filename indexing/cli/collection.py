@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from hashseek.indexing.calibration import stored_calibration
 from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
 from hashseek.indexing.cli.add import add
 from hashseek.indexing.cli.duplicates import duplicates
@@ -37,7 +38,7 @@ from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.printing import counted, printable
 from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions, check_rank
 from hashseek.retrieval.checkpoint import load_header
-from hashseek.retrieval.errors import BadCheckpoint, BadConfig
+from hashseek.retrieval.errors import BadCheckpoint, BadCodes, BadConfig
 from hashseek.retrieval.images import read_bytes
 
 app = typer.Typer()
@@ -142,6 +143,9 @@ def _of_folder(opened: Collection) -> dict[str, Any]:
     own, spaces = opened.catalog.space.id, opened.catalog.spaces.all()
     states = {space.id: "in use" if space.id == own else space.state for space in spaces}
     shown = {str(one.id): f"{one.fingerprint[:12]} ({one.n_bits} bits, {states[one.id]})" for one in spaces}
+    with suppress(BadCodes):  # damaged, which searches that need it report
+        if made := stored_calibration(opened):
+            found["calibration"] = {"from": made.source, "images": made.n_images, "made": made.made_at}
     return {**found, "spaces": shown}
 
 

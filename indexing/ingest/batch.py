@@ -141,7 +141,7 @@ class Writer:
                     self._first_added = image_id
             elif change == "updated" and image.key in keys and (is_new or image_id in self._written):
                 notes[n] = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
-            elif image.key is None and (image.is_record or image.labels or image.attributes):
+            elif image.key is None and not (image.new_labels is None and image.new_attributes is None):
                 kept.append(n)
             if change != "known" and (self._first_added is None or image_id < self._first_added):
                 self._written.add(image_id)
@@ -153,9 +153,9 @@ class Writer:
             if record is None:  # removed since
                 continue
             differs = {
-                "labels": set(image.labels) != set(record.labels) and (image.labels or image.is_record),
-                "attributes": not same_attributes(image.attributes, record.attributes)
-                and (image.attributes or image.is_record),
+                "labels": image.new_labels is not None and {*image.new_labels} != {*record.labels},
+                "attributes": image.new_attributes is not None
+                and not same_attributes(image.new_attributes, record.attributes),
             }
             if changed := " and ".join(name for name, other in differs.items() if other):
                 notes[n] = (

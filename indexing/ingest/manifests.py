@@ -18,7 +18,7 @@ from typing import Any
 from hashseek.indexing.remote import is_remote
 from hashseek.indexing.uris import is_there
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.label_files import NAMES, Problem, parse_labels, parse_split, read_rows
+from hashseek.retrieval.label_files import COLUMNS, NAMES, Problem, parse_labels, parse_split, read_rows
 
 KINDS = (".csv", ".jsonl", ".parquet", ".txt")
 PLACES = ("uri", "path", "file", "url")
@@ -196,7 +196,7 @@ def rows_of(
                 yield row
 
 
-_TEXT = frozenset((*PLACES, "labels", "split", "key", "id", "attributes"))
+_TEXT = frozenset((*PLACES, *COLUMNS))
 
 
 def _typed(text: str) -> str | int | float:

@@ -114,8 +114,7 @@ def reencode(
                 report.switched = True
         if encoder is not None:  # images that were added just before the switch, in place of failed ones
             yield from encode_missing(collection, encoder, report, allow_private=allow_private)
-        with closing(Collection(collection.folder)) as switched:
-            switched.save_index()
+        _save_new_index(collection)
         yield report
 
 
@@ -247,9 +246,14 @@ def switch_space(collection: Collection, space_id: int) -> Space:
     space = collection.catalog.spaces.one(space_id)
     load_checkpoint(collection.folder / space.checkpoint)  # without it, nothing could be searched any more
     collection.catalog.spaces.switch(space_id)
+    _save_new_index(collection)
+    return space
+
+
+def _save_new_index(collection: Collection) -> None:
+    """Write the index of the space that is active now; `collection` itself keeps to the one it was opened with."""
     with closing(Collection(collection.folder)) as switched:
         switched.save_index()
-    return space
 
 
 def drop_half_built(collection: Collection, *, but: str) -> None:

@@ -27,7 +27,7 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
     """
     for leftover in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another process may also delete it
-            if max(path.stat().st_mtime for path in (leftover, *leftover.iterdir())) < time.time() - MAX_IDLE_SECONDS:
+            if max(path.stat().st_mtime for path in (leftover, *leftover.rglob("*"))) < time.time() - MAX_IDLE_SECONDS:
                 shutil.rmtree(leftover)
     try:
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))

@@ -187,9 +187,7 @@ class MilvusStore:
             new, differs = row | of_rows.content_of(image), True
         is_described = False
         if image.key is not None:
-            labels = image.labels if image.labels or image.is_record else None
-            attributes = image.attributes if image.attributes or image.is_record else None
-            new, is_described = _redescribed(new, labels, attributes)
+            new, is_described = _redescribed(new, image.new_labels, image.new_attributes)
         if not (differs or is_described):
             return new, "known"
         return new | {"changed_at": time}, "updated"
