@@ -108,8 +108,7 @@ class Writer:
 
     def __init__(self, collection: "Target") -> None:
         self.collection = collection
-        self._first_added: int | None = None  # in a folder ids only grow: images with a higher one were added since
-        self._written: set[int] = set()  # other images that were added or updated
+        self._changed = _ChangedIds(collection.in_folder)
 
     def add(self, images: list[NewImage], names: Sequence[tuple[str, str]] | None = None) -> IngestReport:
         """Commit a batch; returns the changes, and notes.
@@ -135,21 +134,22 @@ class Writer:
         notes: dict[int, str] = {}
         kept: list[int] = []
         for n, (image, (image_id, change)) in enumerate(zip(images, outcome, strict=True)):
-            is_new = self._first_added is not None and image_id >= self._first_added
-            if change == "added":
-                if self._first_added is None and self.collection.in_folder:
-                    self._first_added = image_id
-            elif change == "updated" and image.key in keys and (is_new or image_id in self._written):
+            if change == "updated" and image.key in keys and image_id in self._changed:
                 notes[n] = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
-            elif image.key is None and not (image.new_labels is None and image.new_attributes is None):
+            elif change != "added" and image.key is None:
                 kept.append(n)
-            if change != "known" and (self._first_added is None or image_id < self._first_added):
-                self._written.add(image_id)
+            if change != "known":
+                self._changed.add(image_id, is_new=change == "added")
             if image.key is not None:
                 keys.add(image.key)
-        records = self.collection.get([outcome[n][0] for n in kept])
-        for n, record in zip(kept, records, strict=True):
-            image = images[n]
+        return {**notes, **self._kept_others([(n, images[n], outcome[n][0]) for n in kept])}
+
+    def _kept_others(self, known: Sequence[tuple[int, NewImage, int]]) -> dict[int, str]:
+        """Notes on images (number, image, id of the record) whose content is stored with other labels or attributes."""
+        described = [one for one in known if one[1].new_labels is not None or one[1].new_attributes is not None]
+        notes = {}
+        records = self.collection.get([image_id for _, _, image_id in described])
+        for (n, image, image_id), record in zip(described, records, strict=True):
             if record is None:  # removed since
                 continue
             differs = {
@@ -159,10 +159,28 @@ class Writer:
             }
             if changed := " and ".join(name for name, other in differs.items() if other):
                 notes[n] = (
-                    f"the same content is stored as image {outcome[n][0]} with different {changed}, which were kept: "
+                    f"the same content is stored as image {image_id} with different {changed}, which were kept: "
                     "give this image a key to store its own (--key-from path)"
                 )
         return notes
+
+
+class _ChangedIds:
+    """The ids of the images that were added or updated, in little memory where ids only grow, as in a folder."""
+
+    def __init__(self, ids_grow: bool) -> None:
+        self._ids_grow = ids_grow
+        self._first_new: int | None = None  # all later ones were added too, by this process or by another
+        self._others: set[int] = set()
+
+    def __contains__(self, image_id: int) -> bool:
+        return image_id in self._others or (self._first_new is not None and image_id >= self._first_new)
+
+    def add(self, image_id: int, *, is_new: bool) -> None:
+        if is_new and self._ids_grow and self._first_new is None:
+            self._first_new = image_id
+        if image_id not in self:
+            self._others.add(image_id)
 
 
 def _store(

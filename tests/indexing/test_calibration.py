@@ -203,6 +203,12 @@ def test_the_commands_calibrate_and_search_by_precision(own_collection, pictures
     assert out.startswith("12 queries over 12 labelled images, labels even, odd\nprecision  radius\n")
     with closing(Collection(own_collection, read_only=True)) as opened:
         kept = stored_calibration(opened).calibration
+    shown = json.loads(run("index", "stats", own_collection, "--json")[1])["calibration"]
+    assert (shown["from"], shown["images"], len(shown["made"])) == (
+        "its own labelled images",
+        12,
+        len("2026-11-27T00:00:00Z"),
+    )
     code, out, _ = run(*search, "--json", "-k", "12", "--min-precision", "0.3")
     hits = json.loads(out)["hits"]
     assert code == 0
