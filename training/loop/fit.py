@@ -24,6 +24,7 @@ from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.mlp import Mlp
 from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
+from hashseek.training.collectives import gather_rows
 from hashseek.training.config import Config
 from hashseek.training.data.batches import TrainingData, build_source
 from hashseek.training.data.datasets import build_splits
@@ -41,7 +42,6 @@ from hashseek.training.loop.parallel import launch, n_batches
 from hashseek.training.loop.state import State
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validate, validation_part
-from hashseek.training.losses.memory import gather_rows
 from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, save_state, saved_state, start_run, write_records
 from hashseek.training.runs.tracking import Tracker, write_start

@@ -9,9 +9,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.collectives import gather
 from hashseek.training.config import Config, ProjectionSection
 from hashseek.training.loop.dropout import seed_by_row
-from hashseek.training.loop.parallel import gather
 from hashseek.training.losses import LOSSES, build_loss, loss_class
 from hashseek.training.losses.batches import Memory
 from hashseek.training.losses.memory import KeyQueue, update_key_encoder

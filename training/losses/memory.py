@@ -11,10 +11,10 @@ anchor's own key is among its positives.
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.training.collectives import gather_rows
 from hashseek.training.losses.batches import Memory, check_batch
 from hashseek.training.losses.hyperparameters import Number, check
 from hashseek.training.losses.numerics import normalize
@@ -105,25 +105,6 @@ class KeyQueue(nn.Module):
             raise BadCodes("keys and labels belong together, but only one was given: pass both or neither")
         keys, labels = check_batch(keys.detach(), labels, n_classes=self.n_classes, n_bits=self.n_bits)
         return normalize(keys) if self.normalized else keys, labels.to(torch.uint8)
-
-
-def gather_rows(rows: Tensor) -> Tensor:
-    """Rows (B, ...) of all ranks one after the other, in the order of ranks; `rows` itself without a process group.
-
-    Ranks may differ in B. The result has no gradient.
-    """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return rows
-    n_ranks = dist.get_world_size()
-    lengths = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(n_ranks)]
-    dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device))
-    longest = int(max(lengths))
-    # all_gather needs equal shapes: pad, and cut the padding off again.
-    padded = rows.new_zeros(longest, *rows.shape[1:])
-    padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in range(n_ranks)]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[: int(length)] for part, length in zip(parts, lengths, strict=True)])
 
 
 @torch.no_grad()

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.training.collectives import gather_rows
 from hashseek.training.losses import build_loss
 from hashseek.training.losses.contrastive.supcon import SupCon
-from hashseek.training.losses.memory import KeyQueue, gather_rows, update_key_encoder
+from hashseek.training.losses.memory import KeyQueue, update_key_encoder
 from support.literal_losses import batch
 
 
