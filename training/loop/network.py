@@ -152,9 +152,9 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
     Raises:
         BadConfig: sections that contradict each other.
     """
-    on = config.loss.on
-    partner = config.partner
-    classifies = loss_class(config.loss.name).reads_logits == "instead"
+    on, partner = config.loss.on, config.partner
+    kind = loss_class(config.loss.name)
+    classifies = kind.reads_logits == "instead"
     if partner is not None and loss_class(partner.name).reads_logits != "instead":
         known = [name for name in LOSSES if loss_class(name).reads_logits == "instead"]
         raise BadConfig(
@@ -180,7 +180,7 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         raise BadConfig("no loss reads the section [projection]: set loss.on = 'projection' or remove it")
     network = Network(
         model,
-        reads={on, "features"} if loss_class(config.loss.name).reads_features else {on},
+        reads={on, "features"} if kind.reads_features else {on},
         logits_on=logits_on,
         n_classes=n_classes,
         projection=config.projection,
@@ -226,13 +226,14 @@ def _build_keys(config: Config, network: Network, *, width: int, n_classes: int)
     settings = config.memory
     if settings is None:
         return None
-    if loss_class(config.loss.name).memory_kind == "none":
+    memory_kind = loss_class(config.loss.name).memory_kind
+    if memory_kind == "none":
         raise BadConfig(f"the loss {config.loss.name!r} does not use a memory: leave the section [memory] out")
     queue = KeyQueue(
         n_classes=n_classes,
         n_bits=width,
         size=settings.size,
         until_full=settings.until_full,
-        normalized=loss_class(config.loss.name).memory_kind == "normalized",
+        normalized=memory_kind == "normalized",
     )
     return Keys(network, queue, on=config.loss.on, momentum=settings.momentum)
