@@ -28,9 +28,9 @@ from hashseek.training.collectives import gather_rows
 from hashseek.training.config import Config
 from hashseek.training.data.batches import TrainingData, build_source
 from hashseek.training.data.datasets import build_splits
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.held_out_labels import choose_held_out, training_splits
 from hashseek.training.data.hidden_labels import drop_labels
+from hashseek.training.data.paths import expand_text
 from hashseek.training.data.splits import Splits, never_in_training
 from hashseek.training.data.training_images import Images, without_broken
 from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
@@ -284,7 +284,7 @@ def initial_model(config: Config) -> HashModel:
     load_backbone_weights(
         model.backbone,
         name=config.model.backbone,
-        weights=weights if weights in ("none", "default") else expand(weights),
+        weights=weights if weights in ("none", "default") else expand_text(weights),
     )
     return model
 

@@ -14,10 +14,10 @@ from PIL import Image
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.files import cached_file, write_atomically
 from hashseek.retrieval.tar_members import list_members, member_path
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_table import Incomplete, Table, draw_per_label, prepared
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits, refuse_unused
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -68,7 +68,7 @@ def cifar10(
     """
     if protocol == "cifar10-2":
         refuse_unused(cifar10, "cifar10-2 trains on the whole database", n_train=n_train)
-    place = Path(expand(root))
+    place = expand(root)
 
     def read(_: object) -> Splits:
         return _drawn(place / FOLDER, protocol, n_query=n_query, n_train=n_train, seed=split_seed)

@@ -9,7 +9,6 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
     Incomplete,
@@ -19,6 +18,7 @@ from hashseek.training.data.image_table import (
     prepared,
     split_table,
 )
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import Splits, refuse_unused
 
 _HOST = "http://images.cocodataset.org"
@@ -72,7 +72,7 @@ def coco(
 
     Source: Lin et al., ECCV 2014; HashNet (Cao et al., ICCV 2017).
     """
-    folder = Path(expand(root))
+    folder = expand(root)
     if protocol == "official":
         why = "the protocol official defines the splits"
         refuse_unused(coco, why, n_query=n_query, n_train=n_train, split_seed=split_seed)

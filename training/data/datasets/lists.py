@@ -11,13 +11,13 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import OnError, Problem, refuse
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.image_table import (
     Table,
     read_lines,
     split_table,
     with_remedy,
 )
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import NAMES, Labels, Rows, Splits
 
 
@@ -52,8 +52,8 @@ def lists(
     Raises:
         BadDataset: missing lists, malformed lines, contradictory labels, or images in two splits.
     """
-    images = Path(expand(root))
-    folder = images if lists is None else Path(expand(lists))
+    images = expand(root)
+    folder = images if lists is None else expand(lists)
     label_names = read_label_names(label_names)
     names = {"train": train, "query": query, "database": database}
     tables, problems = {}, []
@@ -158,4 +158,4 @@ def read_label_names(label_names: str | Sequence[str] | None) -> Sequence[str] |
     if not isinstance(label_names, str):
         return label_names
     with with_remedy("correct label_names"):
-        return read_lines(Path(expand(label_names)), what="the file of label names")
+        return read_lines(expand(label_names), what="the file of label names")

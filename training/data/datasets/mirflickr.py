@@ -10,7 +10,6 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError, check_patterns, without_labels
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
     Incomplete,
@@ -21,6 +20,7 @@ from hashseek.training.data.image_table import (
     split_table,
     with_remedy,
 )
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import NAMES, Rows, Splits, refuse_unused
 
 LABELS = (
@@ -71,7 +71,7 @@ def mirflickr(
 
     Source: Huiskes and Lew, ACM MIR 2008; HyP2 (Xu et al., ACM MM 2022), Table 2.
     """
-    folder = Path(expand(root))
+    folder = expand(root)
 
     def read(mode: OnError) -> Splits:
         table = _annotated(folder)
@@ -81,7 +81,7 @@ def mirflickr(
         if lists is not None:
             why = f"{lists} defines the splits"
             refuse_unused(mirflickr, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
-            rows = _read_hyp2(Path(expand(lists)), table)
+            rows = _read_hyp2(expand(lists), table)
         else:
             candidates = _labelled(table) if protocol == "hyp2" else np.arange(len(table.files))
             drawn = draw(len(candidates), n_query=n_query, n_train=n_train, seed=split_seed)

@@ -7,7 +7,6 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.image_table import (
     Incomplete,
     Table,
@@ -19,6 +18,7 @@ from hashseek.training.data.image_table import (
     split_table,
     with_remedy,
 )
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import Labels, Splits
 
 _REMEDY = (
@@ -55,7 +55,7 @@ def nuswide(
 
     Source: Chua et al., CIVR 2009; HyP2 (Xu et al., ACM MM 2022), Table 2.
     """
-    folder = Path(expand(root))
+    folder = expand(root)
     table = _most_frequent(_annotated(folder), n_labels)
     per_label = n_labels <= 21
     n_query = (100 * n_labels if per_label else 5000) if n_query is None else n_query

@@ -16,9 +16,9 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.images import SUFFIXES
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import read_label_names
 from hashseek.training.data.image_table import Table, prepared
+from hashseek.training.data.paths import expand_text
 from hashseek.training.data.splits import NAMES, Labels, Split, Splits, join_splits
 
 _LABEL_SUFFIXES = (".json", ".cls", ".txt")  # in the order of precedence
@@ -79,7 +79,7 @@ def shards(
 def _find(patterns: str | Sequence[str], split: str) -> list[Path]:
     found: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matching = sorted(glob.glob(expand(pattern), recursive=True))  # noqa: PTH207 - patterns may be absolute
+        matching = sorted(glob.glob(expand_text(pattern), recursive=True))  # noqa: PTH207 - patterns may be absolute
         if not matching:
             raise BadDataset(f"no file matches {split} = {pattern!r}: correct the pattern, or put the shards there")
         found += map(Path, matching)
