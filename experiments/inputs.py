@@ -11,9 +11,10 @@ from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.training.config import Config
+from hashseek.training.data.broken_images import without_broken
 from hashseek.training.data.cached_features import features_of
 from hashseek.training.data.datasets import Splits, build_splits
-from hashseek.training.data.training_images import Images, without_broken
+from hashseek.training.data.training_images import Images
 from hashseek.training.loop.fit import initial_model, preprocessing_of
 
 

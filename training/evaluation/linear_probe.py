@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.training.data.broken_images import without_broken
 from hashseek.training.data.hidden_labels import drop_labels
 from hashseek.training.data.splits import Split, Splits, check_labelled
-from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.classification_metrics import class_and_overall, figures, mean_average_precision
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
 from hashseek.training.evaluation.split_encoder import SplitEncoder, check_kind, check_trained_on

@@ -27,12 +27,13 @@ from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
 from hashseek.training.collectives import gather_rows
 from hashseek.training.config import Config
 from hashseek.training.data.batches import TrainingData, build_source
+from hashseek.training.data.broken_images import without_broken
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.held_out_labels import choose_held_out, training_splits
 from hashseek.training.data.hidden_labels import drop_labels
 from hashseek.training.data.paths import expand_text
 from hashseek.training.data.splits import Splits, never_in_training
-from hashseek.training.data.training_images import Images, without_broken
+from hashseek.training.data.training_images import Images
 from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
 from hashseek.training.loop.epoch import Diverged, memory_errors_name_a_setting, train_epoch
 from hashseek.training.loop.head_init import fit_head
