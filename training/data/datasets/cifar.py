@@ -79,16 +79,16 @@ def cifar10(
 def _drawn(folder: Path, protocol: str, *, n_query: int | None, n_train: int | None, seed: int) -> Splits:
     tar = _as_tar(folder)
     table = prepared("cifar10 1", [tar], lambda: _table(tar))
-    whole = protocol == "cifar10-2"
     sizes = SIZES[protocol]
-    rows = draw_per_label(
-        table.labels,
-        n_query=sizes[0] if n_query is None else n_query,
-        n_train=len(LABELS) if whole else sizes[1] if n_train is None else n_train,
-        seed=seed,
-    )
-    if whole:
+    n_query = sizes[0] if n_query is None else n_query
+    if protocol == "cifar10-2":
+        # All other images are training images, but drawing leaves some for the database: one of each label is drawn,
+        # and the rest is added.
+        rows = draw_per_label(table.labels, n_query=n_query, n_train=len(LABELS), seed=seed)
         rows["train"] = np.concatenate([rows["train"], rows["database"]])
+    else:
+        n_train = sizes[1] if n_train is None else n_train
+        rows = draw_per_label(table.labels, n_query=n_query, n_train=n_train, seed=seed)
     paths = tuple(member_path(tar, file) for file in table.files)
     images = Split(paths, table.labels, tuple(file.partition("/")[2] for file in table.files))
     parts = {split: images.take(rows[split]) for split in NAMES}
