@@ -10,7 +10,7 @@ from torch import Tensor
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.broken_images import without_broken
-from hashseek.training.data.hidden_labels import drop_labels
+from hashseek.training.data.hidden_labels import hide_labels
 from hashseek.training.data.splits import Split, Splits, check_labelled
 from hashseek.training.evaluation.classification_metrics import class_and_overall, figures, mean_average_precision
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
@@ -87,7 +87,7 @@ def probe_checkpoint(
             "fit to: add images"
         )
     fit_rows, val_rows = divided(len(train), n_val, seed=seed)
-    observed = drop_labels(
+    observed = hide_labels(
         labels, share=trained.get("keep_labels", 1), single=trained.get("single_label", False), seed=seed
     )
     targets = torch.from_numpy(observed.astype(np.float32))

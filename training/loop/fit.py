@@ -30,7 +30,7 @@ from hashseek.training.data.batches import TrainingData, build_source
 from hashseek.training.data.broken_images import without_broken
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.held_out_labels import choose_held_out, training_splits
-from hashseek.training.data.hidden_labels import drop_labels
+from hashseek.training.data.hidden_labels import hide_labels
 from hashseek.training.data.paths import expand_text
 from hashseek.training.data.splits import Splits, never_in_training
 from hashseek.training.data.training_images import Images
@@ -147,7 +147,7 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
         vectors = torch.from_numpy(train.vectors[fit_rows])
         model.backbone.standardize(vectors.mean(dim=0), vectors.std(dim=0))
     _move_to_device(fabric, config, network, objective, keys)
-    observed = drop_labels(
+    observed = hide_labels(
         train.labels, share=config.train.keep_labels, single=config.train.single_label, seed=config.train.seed
     )
     observed_labels = torch.from_numpy(observed.astype(np.float32)).to(fabric.device)

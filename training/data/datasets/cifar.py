@@ -16,7 +16,7 @@ from hashseek.retrieval.files import cached_file, write_atomically
 from hashseek.retrieval.tar_members import list_members, member_path
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.file_digests import digest_files
-from hashseek.training.data.image_table import Incomplete, Table, draw_per_label, prepared
+from hashseek.training.data.image_table import ImageTable, Incomplete, draw_per_label, prepared
 from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits, refuse_unused
 
@@ -148,7 +148,7 @@ class _Unpickler(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def _table(tar: Path) -> Table:
+def _table(tar: Path) -> ImageTable:
     members = [(f"{member.offset}+{member.size}/{name}", name) for name, member in list_members(tar)]
     columns = [LABELS.index(name.partition("/")[0]) for _, name in members]
-    return Table(tuple(file for file, _ in members), np.eye(len(LABELS), dtype=np.uint8)[columns], LABELS)
+    return ImageTable(tuple(file for file, _ in members), np.eye(len(LABELS), dtype=np.uint8)[columns], LABELS)

@@ -10,8 +10,8 @@ from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
+    ImageTable,
     Incomplete,
-    Table,
     first_folder,
     prepared,
     read_lines,
@@ -91,15 +91,15 @@ def _official(root: Path, year: int, *, download: bool, on_error: OnError) -> Sp
     return read_or_download(read, ARCHIVES[year], root, download=download, on_error=on_error)
 
 
-def _annotated(folder: Path, ids: Sequence[str]) -> Table:
+def _annotated(folder: Path, ids: Sequence[str]) -> ImageTable:
     """The images `ids` with the labels of all their objects, including difficult ones."""
     files = [folder / "Annotations" / f"{name}.xml" for name in ids]
 
-    def build() -> Table:
+    def build() -> ImageTable:
         labels = np.zeros((len(ids), len(LABELS)), np.uint8)
         for row, file in enumerate(files):
             labels[row] = _labels_of(file)
-        return Table(tuple(f"JPEGImages/{name}.jpg" for name in ids), labels, LABELS)
+        return ImageTable(tuple(f"JPEGImages/{name}.jpg" for name in ids), labels, LABELS)
 
     return prepared("voc 1", files, build)
 
