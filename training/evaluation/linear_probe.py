@@ -36,9 +36,10 @@ def probe_checkpoint(
     """Fit a linear probe to the training split and score it on the query split.
 
     The weight decay with the best mAP on a validation part of the training split is used for a final fit to all of it.
-    It is the part that the encoder was not trained on: features that it has memorised would need no weight decay. A
-    label is predicted if its probability is at least 0.5. Labels that were hidden from the checkpoint's training are
-    also hidden from the probe, but the weight decay and the metrics use all labels.
+    It is the part that training with labels leaves out: features that the encoder has memorised would need no weight
+    decay. An unsupervised loss trains on it too. A label is predicted if its probability is at least 0.5. Labels that
+    were hidden from the checkpoint's training are also hidden from the probe, but the weight decay and the metrics use
+    all labels.
 
     Args:
         checkpoint: the frozen encoder.
