@@ -81,7 +81,8 @@ def speed(backbone: str, *, batches: list[int], rounds: int, device: str) -> Non
     for name, precision in CHOICES[device]:
         started = time.perf_counter()
         try:
-            engine = build_engine(name, LazyBackbone.of(network()), preprocessing, device=device, precision=precision)
+            lazy = LazyBackbone.of(network(), f"bench:{backbone}")  # as one from outside: never cached
+            engine = build_engine(name, lazy, preprocessing, device=device, precision=precision)
         except BadConfig as error:
             print(f"{name} {precision}: {error}")
             continue

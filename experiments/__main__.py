@@ -158,7 +158,7 @@ def unsupervised(
 
 
 def _searched_budget(folder: Path, methods: Collection[str], lengths: Collection[int]) -> dict[str, int]:
-    """What later runs share with the budget of a comparison: its epochs, unless they are the default.
+    """What later runs share with the budget of a comparison: its epochs; nothing if the folder does not record them.
 
     Raises:
         BadConfig: the folder is not a comparison on mirflickr that has chosen settings of the methods at these lengths.

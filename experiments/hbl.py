@@ -29,7 +29,7 @@ from hashseek.training.evaluation.classification_metrics import (
 )
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
 from hashseek.training.losses import build_loss
-from hashseek.training.losses.memory import KeyQueue, update_key_encoder
+from hashseek.training.losses.memory import KeyQueue, follow
 from hashseek.training.sweep_space import parse_space
 
 WIDTH = 128
@@ -76,7 +76,7 @@ def defaults(method: str) -> dict[str, Any]:
     return {name: first for name, (first, _) in SPACE.items() if METHODS[method][2] or name not in MARGINS}
 
 
-class VectorEncoder(nn.Module):
+class EmbeddingNetwork(nn.Module):
     """Standardised vectors (n, D) -> features (n, last hidden width) -> embedding (n, 128)."""
 
     def __init__(self, n_inputs: int, hidden: str) -> None:
@@ -99,7 +99,7 @@ class VectorEncoder(nn.Module):
 
 def train_encoder(
     vectors: Tensor, labels: Tensor, *, method: str, settings: Mapping[str, Any], seed: int
-) -> Iterator[VectorEncoder]:
+) -> Iterator[EmbeddingNetwork]:
     """Train on standardised vectors (n, D) with labels (n, C); yields the encoder at the end of each cycle.
 
     It is the same encoder each time, trained further, until the caller stops iterating. Equal arguments give equal
@@ -121,7 +121,7 @@ def train_encoder(
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder = VectorEncoder(vectors.shape[1], settings["hidden"])
+        encoder = EmbeddingNetwork(vectors.shape[1], settings["hidden"])
     key_encoder = copy.deepcopy(encoder).requires_grad_(False)
     queue = KeyQueue(n_classes=labels.shape[1], n_bits=WIDTH, size=QUEUE)
     rate, decay, first_cycle = settings["lr"], settings["weight_decay"], settings["first_cycle"]
@@ -136,7 +136,7 @@ def train_encoder(
         for _ in range(first_cycle * 2**cycle):
             for rows in torch.randperm(len(vectors), generator=generator).tensor_split(n_batches):
                 x, y = vectors[rows], labels[rows]
-                update_key_encoder(key_encoder, encoder, momentum=settings["momentum"])
+                follow(key_encoder, encoder, momentum=settings["momentum"])
                 with torch.no_grad():
                     keys = key_encoder(view(x))
                 terms = loss(encoder(view(x)), y, memory=queue.memory(keys, y))
@@ -149,7 +149,7 @@ def train_encoder(
 
 
 @dataclass(frozen=True)
-class Choice:
+class CrossValidation:
     """The choices of cross-validation for one point of the search space, and its scores.
 
     `score` is the mean of mAP and p@1, each averaged over the folds. `thresholds` are the best on all folds together.
@@ -171,7 +171,7 @@ def cross_validate(
     settings: Mapping[str, Any],
     n_folds: int,
     report: Callable[[int, float], None] = lambda *_: None,
-) -> Choice:
+) -> CrossValidation:
     """Train `method` with `settings` on all folds but one and probe on that one, for every fold of the training split.
 
     Every number of cycles, layer and decay of the probe is tried; the one with the best mean over folds is chosen.
@@ -218,7 +218,7 @@ def cross_validate(
         report(fold + 1, float(score.max()))
     best = int(score.argmax())
     cycles, layer, decay = tried[best]
-    return Choice(
+    return CrossValidation(
         cycles,
         layer,
         decay,
@@ -230,7 +230,7 @@ def cross_validate(
 
 
 def query_scores(
-    splits: Splits, *, method: str, settings: Mapping[str, Any], choice: Choice, seed: int
+    splits: Splits, *, method: str, settings: Mapping[str, Any], choice: CrossValidation, seed: int
 ) -> dict[str, dict[str, float]]:
     """Train on the whole training split as chosen, fit a probe, and score the query split three ways.
 

@@ -59,7 +59,7 @@ def run(
                     rows = read_records(rows_file(folder, data))
                     if any(all(row[name] == value for name, value in key.items()) for row in rows):
                         continue
-                    choice = hbl.Choice(**best.user_attrs["choice"])
+                    choice = hbl.CrossValidation(**best.user_attrs["choice"])
                     found = hbl.query_scores(splits, method=method, settings=settings, choice=choice, seed=seed)
                     rows.append({**key, "settings": settings, "choice": asdict(choice), "figures": found})
                     write_records(rows_file(folder, data), rows)

@@ -7,11 +7,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.training.config import Config
-from hashseek.training.data.cached_features import engine_for, features_of
+from hashseek.training.data.broken_images import without_broken
+from hashseek.training.data.cached_features import features_of
 from hashseek.training.data.datasets import Splits, build_splits
-from hashseek.training.data.training_images import Images, without_broken
+from hashseek.training.data.training_images import Images
 from hashseek.training.loop.fit import initial_model, preprocessing_of
 
 
@@ -108,6 +111,7 @@ def inputs_of(config: Config) -> Inputs:
             "methods are compared on vectors, or on photographs with a frozen backbone (model.freeze_backbone)"
         )
     model = initial_model(config)
-    engine = engine_for(model, preprocessing, precision=config.train.precision)
+    network = LazyBackbone.of(model.backbone, model.backbone_name)
+    engine = build_engine("auto", network, preprocessing, device="cpu", precision=config.train.precision)
     images = [Images(split, preprocessing, cache="none") for split in parts]
-    return Inputs(splits, *[features_of(model, each, engine=engine) for each in images])
+    return Inputs(splits, *[features_of(network, each, engine=engine, n_features=model.n_features) for each in images])

@@ -61,6 +61,11 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"
 
+    @property
+    def line(self) -> str:
+        """The problem as one line, with what became of it."""
+        return f"{'skipped' if self.skipped else 'note'}: {self}"
+
 
 @dataclass(frozen=True)
 class LabelFile:

@@ -21,7 +21,7 @@ def load_ahead(
     *,
     depth: int,
     n_workers: int | None = None,
-    in_thread: Callable[[T], bool] = lambda _: True,
+    in_worker: Callable[[T], bool] = lambda _: True,
 ) -> Iterator[R]:
     """Yield load(item) for each item, in order, while threads load at most `depth` items ahead.
 
@@ -32,14 +32,14 @@ def load_ahead(
         load: called once for each item; its errors are raised here.
         depth: results that may wait to be used.
         n_workers: threads; None: one more than there are cores, at most 16.
-        in_thread: items for which it returns False are loaded in this thread, because they do not block.
+        in_worker: items for which it returns False are loaded in this thread, because they do not block.
     """
     running: deque[Future[R]] = deque()
     with ThreadPoolExecutor(n_workers or min(16, n_cores() + 1)) as pool:
         try:
             started = time.monotonic()
             for item in items:
-                running.append(pool.submit(load, item) if in_thread(item) else _loaded(load, item))
+                running.append(pool.submit(load, item) if in_worker(item) else _loaded(load, item))
                 is_slow = time.monotonic() - started > _SLOW_SOURCE
                 while len(running) > depth or (is_slow and running and running[0].done()):
                     yield running.popleft().result()

@@ -60,5 +60,5 @@ class Progress:
 def lines_of(problems: Sequence[Problem]) -> list[str]:
     """A line for each problem, notes first; of many only the first ones, and how many more there are."""
     ordered = sorted(problems, key=lambda problem: problem.skipped)
-    lines = [f"{'skipped' if problem.skipped else 'note'}: {problem}" for problem in ordered[:_SHOWN]]
+    lines = [problem.line for problem in ordered[:_SHOWN]]
     return lines + ([f"and {len(ordered) - _SHOWN} more such lines"] if len(ordered) > _SHOWN else [])

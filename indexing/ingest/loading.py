@@ -80,7 +80,7 @@ class Loader:
             self._download,
             depth=2 * _DOWNLOADS,
             n_workers=_DOWNLOADS,
-            in_thread=lambda item: _url(item) is not None,
+            in_worker=lambda item: _url(item) is not None,
         )
         return load_ahead(downloaded, self._load, depth=self.depth)
 

@@ -49,7 +49,7 @@ def load_model(ov: Any, network: LazyBackbone, preprocessing: Preprocessing) -> 
     Raises:
         BadConfig: OpenVINO cannot convert the network.
     """
-    if network.name is None or is_from_outside(network.name):
+    if is_from_outside(network.name):
         return _converted(ov, network.build(), preprocessing)
     file = _file(network, preprocessing)
     content = _read(file)
@@ -68,7 +68,7 @@ def load_model(ov: Any, network: LazyBackbone, preprocessing: Preprocessing) -> 
 
 
 def _file(network: LazyBackbone, preprocessing: Preprocessing) -> Path:
-    packages = ["openvino", "torch", "torchvision", *(["timm"] if str(network.name).startswith(TIMM) else [])]
+    packages = ["openvino", "torch", "torchvision", *(["timm"] if network.name.startswith(TIMM) else [])]
     versions = [(package, version(package)) for package in packages]
     key = json.dumps([_FORMAT, versions, network.name, digest_weights(network.tensors), preprocessing.as_dict()])
     return cached_file("openvino", key, suffix=".model")

@@ -12,7 +12,7 @@ from hashseek.retrieval.metrics.counting import Floats
 _EQUAL = 1e-12
 _RESAMPLES = 2000
 _PERMUTATIONS = 9999
-# Resamples per block, so that memory stays at a few megabytes.
+# Resamples per block, which bounds memory: a block takes 4 KB for each query.
 _BLOCK = 256
 
 

@@ -19,14 +19,14 @@ class LazyBackbone:
     Args:
         build: returns the backbone: normalised images (B, 3, size, size) -> features (B, D, ...).
         tensors: its state dict.
-        name: the backbone's name, to cache its converted form; None: it is not cached.
+        name: the backbone's name, to cache its converted form. One from outside, "module:function", is not cached.
     """
 
     build: Callable[[], nn.Module]
     tensors: Weights
-    name: str | None = None
+    name: str
 
     @classmethod
-    def of(cls, module: nn.Module, name: str | None = None) -> Self:
+    def of(cls, module: nn.Module, name: str) -> Self:
         """A backbone that is built."""
         return cls(lambda: module, as_arrays(module), name)

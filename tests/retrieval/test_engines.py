@@ -32,6 +32,7 @@ from support.pictures import N_PICTURES, draw
 
 NAMES = ("torch", "openvino")
 CPU = torch.device("cpu")
+OUTSIDE = "tests:network"  # the name of a backbone whose converted form is not cached
 
 
 def network(name: str, *, seed: int = 0) -> nn.Module:
@@ -164,14 +165,14 @@ def test_a_network_that_cannot_be_traced_is_left_as_it_is():
     x = torch.ones(1, 3, 5, 5)
     assert torch.equal(folded(x), module(x))
     preprocessing = Preprocessing(size=16, mean=(0.5,) * 3, std=(0.5,) * 3)
-    engine = build_engine("torch", LazyBackbone.of(module), preprocessing, device="cpu", precision="fp32")
+    engine = build_engine("torch", LazyBackbone.of(module, OUTSIDE), preprocessing, device="cpu", precision="fp32")
     assert engine.name == "torch cpu float32"
 
 
 def test_float32_features_of_torch_are_those_of_the_network():
     module = network("resnet18")
     pixels = pictures(5, PREPROCESSING)
-    engine = build_engine("torch", LazyBackbone.of(module), PREPROCESSING, device="cpu", precision="fp32")
+    engine = build_engine("torch", LazyBackbone.of(module, OUTSIDE), PREPROCESSING, device="cpu", precision="fp32")
     assert engine.name == "torch cpu float32 folded"
     with torch.inference_mode():
         expected = module(normalizer(PREPROCESSING, CPU)(torch.from_numpy(pixels))).numpy()
@@ -254,11 +255,11 @@ def test_auto_is_openvino_on_a_cpu_and_torch_for_what_it_cannot_convert(monkeypa
     monkeypatch.delenv("HASHSEEK_ENGINE")
     assert Encoder(load_checkpoint(checkpoint), device="cpu").engine.startswith("openvino cpu ")
     assert not logged(caplog)
-    engine = build_engine("auto", LazyBackbone.of(Depends()), PREPROCESSING, device="cpu")
+    engine = build_engine("auto", LazyBackbone.of(Depends(), OUTSIDE), PREPROCESSING, device="cpu")
     assert engine.name.startswith("torch cpu ")
     assert logged(caplog) == ["WARNING"]
     with pytest.raises(BadConfig):
-        build_engine("openvino", LazyBackbone.of(Depends()), PREPROCESSING, device="cpu")
+        build_engine("openvino", LazyBackbone.of(Depends(), OUTSIDE), PREPROCESSING, device="cpu")
     monkeypatch.setenv("HASHSEEK_ENGINE", "torch")
     assert Encoder(load_checkpoint(checkpoint), device="cpu").engine.startswith("torch cpu ")
     monkeypatch.setenv("HASHSEEK_ENGINE", "steam")
@@ -276,7 +277,7 @@ class Antialiased(nn.Module):
 def test_openvino_silences_no_logger_when_it_fails(caplog, monkeypatch):
     monkeypatch.delenv("HASHSEEK_ENGINE")
     level = logging.root.level
-    assert build_engine("auto", LazyBackbone.of(Antialiased()), PREPROCESSING, device="cpu").name.startswith(
+    assert build_engine("auto", LazyBackbone.of(Antialiased(), OUTSIDE), PREPROCESSING, device="cpu").name.startswith(
         "torch cpu "
     )
     assert logging.root.level == level
@@ -289,7 +290,7 @@ def test_a_network_that_openvino_converts_wrongly_runs_on_torch(monkeypatch):
             return x.mean((2, 3)) + torch.rand(1, 3)
 
     with pytest.raises(BadConfig):
-        build_engine("openvino", LazyBackbone.of(Noisy()), PREPROCESSING, device="cpu")
+        build_engine("openvino", LazyBackbone.of(Noisy(), OUTSIDE), PREPROCESSING, device="cpu")
 
 
 class TestCacheOfConvertedNetworks:

@@ -9,8 +9,8 @@ from hashseek.retrieval.load_ahead import load_ahead, one_ahead
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 100])
-@pytest.mark.parametrize("in_thread", [lambda _: True, lambda _: False, lambda item: item % 3 == 0])
-def test_items_come_in_order_and_no_more_are_drawn_than_may_be(n, in_thread):
+@pytest.mark.parametrize("in_worker", [lambda _: True, lambda _: False, lambda item: item % 3 == 0])
+def test_items_come_in_order_and_no_more_are_drawn_than_may_be(n, in_worker):
     drawn = []
 
     def items():
@@ -19,7 +19,7 @@ def test_items_come_in_order_and_no_more_are_drawn_than_may_be(n, in_thread):
             yield item
 
     found = []
-    for result in load_ahead(items(), lambda item: 10 * item, depth=8, n_workers=3, in_thread=in_thread):
+    for result in load_ahead(items(), lambda item: 10 * item, depth=8, n_workers=3, in_worker=in_worker):
         found.append(result)
         assert len(drawn) <= len(found) + 8
     assert found == [10 * item for item in range(n)]

@@ -46,11 +46,10 @@ def inspect(
         chosen = {"on_error": "skip", **chosen}  # report problems instead of refusing them
     splits = build_splits(name, **chosen)
 
+    from hashseek.training.data.broken_images import without_broken
     from hashseek.training.data.inspection import as_text, inspect_splits
 
     if files and splits.train.vectors is None:
-        from hashseek.training.data.training_images import without_broken  # loads torch
-
         splits = without_broken(splits, source=str(chosen.get("root", name)))
     progress = Progress()
     n_images = len(splits.train) + len(splits.query) + len(splits.database)

@@ -174,7 +174,7 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
 def _data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any]]:
     from hashseek.training.config import DataSection, load_config
     from hashseek.training.data.datasets import DATASETS
-    from hashseek.training.data.datasets.folder import expand
+    from hashseek.training.data.paths import expand
 
     if data is None:
         section = load_header(checkpoint).training.get("data")
@@ -182,7 +182,7 @@ def _data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, An
             raise BadConfig(f"{checkpoint} does not record its training data: choose a data set with --data")
         trained_on = DataSection(**section)
         options = trained_on.options()
-        if trained_on.name == "folder" and not (root := Path(expand(options["root"]))).exists():
+        if trained_on.name == "folder" and not (root := expand(options["root"])).exists():
             raise BadConfig(
                 f"{checkpoint} was trained on {root}, which does not exist: run the command in the folder where the "
                 "training was started, or pass the data set with --data"

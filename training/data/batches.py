@@ -12,14 +12,16 @@ from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import normalizer
 from hashseek.retrieval.load_ahead import one_ahead
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.retrieval.vectors import check_vectors
 from hashseek.training.config import Config, TrainSection
 from hashseek.training.data.augmentation import flip_and_crop, generators, only_flips_and_crops
-from hashseek.training.data.cached_features import engine_for, features_of
+from hashseek.training.data.cached_features import features_of
 from hashseek.training.data.splits import Labels, Rows, Split
 from hashseek.training.data.training_images import Images
 from hashseek.training.progress import Progress
@@ -88,10 +90,11 @@ def build_source(
 
 
 def _frozen(config: Config, model: HashModel, images: Images, fabric: Fabric, progress: Progress) -> Source:
-    engine = engine_for(model, images.preprocessing, device=fabric.device, precision=config.train.precision)
+    network, precision = LazyBackbone.of(model.backbone, model.backbone_name), config.train.precision
+    engine = build_engine("auto", network, images.preprocessing, device=str(fabric.device), precision=precision)
     # The first process of a host computes the features into the cache, the others read them there.
     with fabric.rank_zero_first(local=True), progress.task("features of the frozen backbone", len(images)) as advance:
-        features = features_of(model, images, engine=engine, advance=advance)
+        features = features_of(network, images, engine=engine, n_features=model.n_features, advance=advance)
     return replace(_in_memory(torch.from_numpy(features).to(fabric.device), lambda _, rows: rows), engine=engine.name)
 
 

@@ -11,32 +11,28 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hashseek.retrieval.checkpoint import digest_weights
-from hashseek.retrieval.engines import Engine, build_engine
+from hashseek.retrieval.engines import Engine
 from hashseek.retrieval.files import cached_file, delete_oldest, mark_used, write_atomically
-from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.retrieval.models.fully_connected import as_arrays
-from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.retrieval.models.names import is_from_outside
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.training_images import Images
 
-_CPU = torch.device("cpu")
 _KEPT_BYTES = 16 * 2**30
 
 _log = logging.getLogger(__name__)
 
 
 def features_of(
-    model: HashModel,
+    network: LazyBackbone,
     images: Images,
     *,
     engine: Engine,
+    n_features: int,
     advance: Callable[[int], None] = lambda _: None,
 ) -> NDArray[np.float32]:
     """Features (n, D) of `images`, from the cache if available.
@@ -45,18 +41,19 @@ def features_of(
     file's path, size and modification time. A backbone from outside, whose code may change, is never cached.
 
     Args:
-        model: only its backbone is used, in evaluation mode.
+        network: the backbone.
         images: without broken ones.
-        engine: runs the backbone, see `engine_for`.
+        engine: runs the backbone.
+        n_features: D, the width of its features.
         advance: called with the number of images finished in each step.
     """
-    file = None if is_from_outside(model.backbone_name) else _file(model, images, engine)
+    file = None if is_from_outside(network.name) else _file(network, images, engine)
     cached = None if file is None else _read(file)
     if file is not None and cached is not None:
         mark_used(file)
         advance(len(images))
         return cached
-    features = np.empty((len(images), model.n_features), np.float32)
+    features = np.empty((len(images), n_features), np.float32)
     loaded = load_ahead(range(len(images)), images.pixels, depth=2 * engine.batch_size)
     for start in range(0, len(images), engine.batch_size):
         place = features[start : start + engine.batch_size]
@@ -74,14 +71,6 @@ def features_of(
     return features
 
 
-def engine_for(
-    model: HashModel, preprocessing: Preprocessing, *, device: torch.device = _CPU, precision: str = "auto"
-) -> Engine:
-    """The engine "auto" for the backbone of `model`, the one that evaluation and collections use."""
-    network = LazyBackbone.of(model.backbone, model.backbone_name)
-    return build_engine("auto", network, preprocessing, device=str(device), precision=precision)
-
-
 def _read(file: Path) -> NDArray[np.float32] | None:
     """The features in `file`; None if the file does not exist or is damaged."""
     if not file.is_file():
@@ -94,8 +83,8 @@ def _read(file: Path) -> NDArray[np.float32] | None:
     return features
 
 
-def _file(model: HashModel, images: Images, engine: Engine) -> Path:
+def _file(network: LazyBackbone, images: Images, engine: Engine) -> Path:
     library = engine.name.split()[0]
-    parts = [model.backbone_name, digest_weights(as_arrays(model.backbone)), engine.name, version(library)]
+    parts = [network.name, digest_weights(network.tensors), engine.name, version(library)]
     parts += [json.dumps(images.preprocessing.as_dict(), sort_keys=True), digest_files(images.split.paths)]
     return cached_file("features", json.dumps(parts), suffix=".npy")

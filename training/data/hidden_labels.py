@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def drop_labels(labels: NDArray[np.uint8], *, share: float, single: bool, seed: int) -> NDArray[np.uint8]:
+def hide_labels(labels: NDArray[np.uint8], *, share: float, single: bool, seed: int) -> NDArray[np.uint8]:
     """Labels (n, C) with each positive kept with probability `share`, or with `single` one random positive per row.
 
     Drawn for each row from (seed, row), so that every run of a seed hides the same labels. A row may lose all its

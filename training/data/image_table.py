@@ -42,7 +42,7 @@ def with_remedy(remedy: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Table:
+class ImageTable:
     """The images of a data set before they are split: files below a folder, and multi-hot labels (n, C).
 
     `remarks` are pairs (file, reason) of images that were left out.
@@ -53,9 +53,9 @@ class Table:
     label_names: tuple[str, ...]
     remarks: tuple[tuple[str, str], ...] = ()
 
-    def take(self, rows: Rows) -> "Table":
+    def take(self, rows: Rows) -> "ImageTable":
         """The images at `rows`, in that order."""
-        return Table(tuple(self.files[row] for row in rows), self.labels[rows], self.label_names, self.remarks)
+        return ImageTable(tuple(self.files[row] for row in rows), self.labels[rows], self.label_names, self.remarks)
 
 
 def first_folder(root: Path, candidates: Sequence[str], *, what: str) -> Path:
@@ -92,7 +92,7 @@ def read_lines(path: Path, *, what: str) -> list[str]:
 # --- the cache -----------------------------------------------------------------------------------------------
 
 
-def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> Table:
+def prepared(kind: str, sources: Sequence[Path], build: Callable[[], ImageTable]) -> ImageTable:
     """The result of `build`, cached until a file in `sources` changes its size or modification time.
 
     Args:
@@ -120,7 +120,7 @@ def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> 
     return table
 
 
-def _dump(table: Table) -> bytes:
+def _dump(table: ImageTable) -> bytes:
     buffer = io.BytesIO()
     # JSON keeps file names that are not UTF-8: their bytes are escaped as surrogates.
     texts = json.dumps([table.files, table.label_names, table.remarks]).encode()
@@ -128,7 +128,7 @@ def _dump(table: Table) -> bytes:
     return buffer.getvalue()
 
 
-def _load(file: Path) -> Table | None:
+def _load(file: Path) -> ImageTable | None:
     try:
         content = io.BytesIO(file.read_bytes())  # given the path, NumPy leaves a damaged file open
         with np.load(content, allow_pickle=False) as stored:
@@ -139,7 +139,7 @@ def _load(file: Path) -> Table | None:
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         _log.warning("%s is damaged: the data set is read again", file)
         return None
-    return Table(tuple(files), labels, tuple(names), tuple((name, reason) for name, reason in remarks))
+    return ImageTable(tuple(files), labels, tuple(names), tuple((name, reason) for name, reason in remarks))
 
 
 # --- splits --------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> 
 
 
 def split_table(
-    table: Table,
+    table: ImageTable,
     rows: Mapping[str, Rows],
     *,
     root: Path,

@@ -49,11 +49,7 @@ def inspect_splits(
         },
         "pairs": _pairs(everything.labels, splits.label_names),
         "missing": {"count": len(missing), "examples": [str(problem) for problem in missing[:_SHOWN]]},
-        "problems": [
-            f"{'skipped' if problem.skipped else 'note'}: {problem}"
-            for problem in splits.problems
-            if not problem.missing
-        ],
+        "problems": [problem.line for problem in splits.problems if not problem.missing],
         "duplicates": _duplicates(splits, everything, advance) if duplicates and everything.vectors is None else None,
     }
 

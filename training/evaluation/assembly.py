@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import Normalizer, average_precision_of_ranking, effective_n, remarks
+from hashseek.training.data.broken_images import without_broken
 from hashseek.training.data.datasets import SOURCES
 from hashseek.training.data.file_digests import equal_files
 from hashseek.training.data.held_out_labels import LabelPart, label_part
 from hashseek.training.data.splits import Split, Splits, check_labelled
-from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.candidates import Candidate, method_of
 from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
 from hashseek.training.evaluation.report.folder import Evaluation

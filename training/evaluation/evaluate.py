@@ -22,8 +22,8 @@ from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.metrics import Normalizer, bit_statistics, gains_of, histograms
 from hashseek.retrieval.models.fully_connected import FullyConnected, head_of
 from hashseek.retrieval.scores import asymmetric_scores, best, cosines
+from hashseek.training.data.broken_images import without_broken
 from hashseek.training.data.splits import Rows, Splits
-from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.assembly import N_NEAREST, EvaluationOptions, EvaluationTask, assemble, prepare
 from hashseek.training.evaluation.candidates import load_candidates, method_names
 from hashseek.training.evaluation.report.folder import Evaluation

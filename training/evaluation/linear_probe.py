@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.training.data.hidden_labels import drop_labels
+from hashseek.training.data.broken_images import without_broken
+from hashseek.training.data.hidden_labels import hide_labels
 from hashseek.training.data.splits import Split, Splits, check_labelled
-from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.classification_metrics import class_and_overall, figures, mean_average_precision
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
 from hashseek.training.evaluation.split_encoder import SplitEncoder, check_kind, check_trained_on
@@ -36,9 +36,10 @@ def probe_checkpoint(
     """Fit a linear probe to the training split and score it on the query split.
 
     The weight decay with the best mAP on a validation part of the training split is used for a final fit to all of it.
-    It is the part that the encoder was not trained on: features that it has memorised would need no weight decay. A
-    label is predicted if its probability is at least 0.5. Labels that were hidden from the checkpoint's training are
-    also hidden from the probe, but the weight decay and the metrics use all labels.
+    It is the part that training with labels leaves out: features that the encoder has memorised would need no weight
+    decay. An unsupervised loss trains on it too. A label is predicted if its probability is at least 0.5. Labels that
+    were hidden from the checkpoint's training are also hidden from the probe, but the weight decay and the metrics use
+    all labels.
 
     Args:
         checkpoint: the frozen encoder.
@@ -87,7 +88,7 @@ def probe_checkpoint(
             "fit to: add images"
         )
     fit_rows, val_rows = divided(len(train), n_val, seed=seed)
-    observed = drop_labels(
+    observed = hide_labels(
         labels, share=trained.get("keep_labels", 1), single=trained.get("single_label", False), seed=seed
     )
     targets = torch.from_numpy(observed.astype(np.float32))

@@ -48,7 +48,7 @@ class SplitEncoder:
         self.encoder = None
         if checkpoint.header.preprocessing is not None:
             self.encoder = Encoder(checkpoint, device=device, precision=precision)
-        self.checkpoint, self.model = checkpoint, checkpoint.model.eval()
+        self.checkpoint = checkpoint
 
     @property
     def computed_in(self) -> str:
@@ -59,10 +59,11 @@ class SplitEncoder:
         """Features (n, D) of a split, in its order; those of images from the cache if available."""
         if split.vectors is not None:
             return self.checkpoint.vector_backbone(as_float32(split.vectors))
-        assert self.encoder is not None
-        images = Images(split, self.encoder.preprocessing, cache="none")
+        encoder = self.encoder
+        assert encoder is not None
+        images, network = Images(split, encoder.preprocessing, cache="none"), self.checkpoint.network()
         with progress.task(title, len(split)) as advance:
-            return features_of(self.model, images, engine=self.encoder.backbone, advance=advance)
+            return features_of(network, images, engine=encoder.backbone, n_features=encoder.n_features, advance=advance)
 
     def encode(
         self, split: Split, progress: Progress, title: str, *, head: FullyConnected | None = None

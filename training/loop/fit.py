@@ -24,14 +24,16 @@ from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.mlp import Mlp
 from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
+from hashseek.training.collectives import gather_rows
 from hashseek.training.config import Config
 from hashseek.training.data.batches import TrainingData, build_source
+from hashseek.training.data.broken_images import without_broken
 from hashseek.training.data.datasets import build_splits
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.held_out_labels import choose_held_out, training_splits
-from hashseek.training.data.hidden_labels import drop_labels
+from hashseek.training.data.hidden_labels import hide_labels
+from hashseek.training.data.paths import expand_text
 from hashseek.training.data.splits import Splits, never_in_training
-from hashseek.training.data.training_images import Images, without_broken
+from hashseek.training.data.training_images import Images
 from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
 from hashseek.training.loop.epoch import Diverged, memory_errors_name_a_setting, train_epoch
 from hashseek.training.loop.head_init import fit_head
@@ -41,7 +43,6 @@ from hashseek.training.loop.parallel import launch, n_batches
 from hashseek.training.loop.state import State
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validate, validation_part
-from hashseek.training.losses.memory import gather_rows
 from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, save_state, saved_state, start_run, write_records
 from hashseek.training.runs.tracking import Tracker, write_start
@@ -146,7 +147,7 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
         vectors = torch.from_numpy(train.vectors[fit_rows])
         model.backbone.standardize(vectors.mean(dim=0), vectors.std(dim=0))
     _move_to_device(fabric, config, network, objective, keys)
-    observed = drop_labels(
+    observed = hide_labels(
         train.labels, share=config.train.keep_labels, single=config.train.single_label, seed=config.train.seed
     )
     observed_labels = torch.from_numpy(observed.astype(np.float32)).to(fabric.device)
@@ -284,7 +285,7 @@ def initial_model(config: Config) -> HashModel:
     load_backbone_weights(
         model.backbone,
         name=config.model.backbone,
-        weights=weights if weights in ("none", "default") else expand(weights),
+        weights=weights if weights in ("none", "default") else expand_text(weights),
     )
     return model
 

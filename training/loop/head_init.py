@@ -8,9 +8,9 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import Features, HashLayer, fit_hash_layer
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.heads import fill_head
+from hashseek.training.collectives import gather_rows
 from hashseek.training.config import Config
 from hashseek.training.data.batches import TrainingData
-from hashseek.training.losses.memory import gather_rows
 from hashseek.training.progress import Progress
 
 # A projection needs no more images than these, and large data sets have many.

@@ -9,12 +9,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.collectives import gather
 from hashseek.training.config import Config, ProjectionSection
 from hashseek.training.loop.dropout import seed_by_row
-from hashseek.training.loop.parallel import gather
 from hashseek.training.losses import LOSSES, build_loss, loss_class
 from hashseek.training.losses.batches import Memory
-from hashseek.training.losses.memory import KeyQueue, update_key_encoder
+from hashseek.training.losses.memory import KeyQueue, follow
 
 Heads = dict[str, Tensor]
 """What the losses read, by name: outputs (B, K), features (B, D), projection (B, P), logits (B, C)."""
@@ -127,7 +127,7 @@ class Keys(nn.Module):
     def follow(self, network: Network) -> None:
         """Move the momentum encoder towards the network; called before each batch."""
         if self.encoder is not None:
-            update_key_encoder(self.encoder.trained(), network.trained(), self.momentum)
+            follow(self.encoder.trained(), network.trained(), self.momentum)
 
     @torch.no_grad()
     def of(self, inputs: Tensor, seeds: Tensor, heads: Heads) -> Tensor:
@@ -152,9 +152,9 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
     Raises:
         BadConfig: sections that contradict each other.
     """
-    on = config.loss.on
-    partner = config.partner
-    classifies = loss_class(config.loss.name).reads_logits == "instead"
+    on, partner = config.loss.on, config.partner
+    kind = loss_class(config.loss.name)
+    classifies = kind.reads_logits == "instead"
     if partner is not None and loss_class(partner.name).reads_logits != "instead":
         known = [name for name in LOSSES if loss_class(name).reads_logits == "instead"]
         raise BadConfig(
@@ -180,7 +180,7 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         raise BadConfig("no loss reads the section [projection]: set loss.on = 'projection' or remove it")
     network = Network(
         model,
-        reads={on, "features"} if loss_class(config.loss.name).reads_features else {on},
+        reads={on, "features"} if kind.reads_features else {on},
         logits_on=logits_on,
         n_classes=n_classes,
         projection=config.projection,
@@ -226,13 +226,14 @@ def _build_keys(config: Config, network: Network, *, width: int, n_classes: int)
     settings = config.memory
     if settings is None:
         return None
-    if loss_class(config.loss.name).memory_kind == "none":
+    memory_kind = loss_class(config.loss.name).memory_kind
+    if memory_kind == "none":
         raise BadConfig(f"the loss {config.loss.name!r} does not use a memory: leave the section [memory] out")
     queue = KeyQueue(
         n_classes=n_classes,
         n_bits=width,
         size=settings.size,
         until_full=settings.until_full,
-        normalized=loss_class(config.loss.name).memory_kind == "normalized",
+        normalized=memory_kind == "normalized",
     )
     return Keys(network, queue, on=config.loss.on, momentum=settings.momentum)

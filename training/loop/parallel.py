@@ -1,15 +1,12 @@
-"""One or several processes: Lightning Fabric sets devices and precision, torch.distributed moves rows and gradients.
+"""One or several processes, and the share of each: Lightning Fabric sets devices and precision.
 
 They are started here (`--devices`) or by torchrun, also on several hosts, and behave the same from then on.
-
-Every process computes the loss of the whole batch from gathered rows, so contrastive and pair losses see the same rows
-as in one process. Each then takes the gradient of its own rows only, and the parameter gradients are summed.
 """
 
 import logging
 import pickle
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -22,14 +19,12 @@ import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
 from numpy.typing import NDArray
-from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException
 
 from hashseek.retrieval.devices import in_bf16, n_cores, pick_device
 from hashseek.retrieval.errors import BadConfig, HashseekError
-from hashseek.training.losses.memory import gather_rows
 from hashseek.training.torchrun import Torchrun, torchrun
 
 T = TypeVar("T")
@@ -172,29 +167,3 @@ def own_part(order: NDArray[Any], *, batch_size: int, rank: int, n_ranks: int) -
     batches = [order[start : start + batch_size] for start in range(0, min(stop, len(order)), batch_size)]
     bounds = [(len(rows) * rank // n_ranks, len(rows) * (rank + 1) // n_ranks) for rows in batches]
     return np.concatenate([rows[first:last] for rows, (first, last) in zip(batches, bounds, strict=True)])
-
-
-def gather(rows: Tensor) -> Tensor:
-    """Rows (B, ...) of all processes, in the order of ranks, with a gradient for those of this process."""
-    if not _several():
-        return rows
-    lengths = gather_rows(torch.tensor([len(rows)], device=rows.device)).tolist()
-    everyone, start = gather_rows(rows.detach()), sum(lengths[: dist.get_rank()])
-    # Every process has the same loss of the same rows: its part of the gradient is already complete.
-    return torch.cat([everyone[:start], rows, everyone[start + len(rows) :]])
-
-
-def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum the gradients over all processes, as one flat tensor."""
-    if not _several():
-        return
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if gradients:
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat)
-        for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
-
-
-def _several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from hashseek.training.collectives import gather, sum_gradients
 from hashseek.training.loop.network import Heads, Keys, Network, Objective
-from hashseek.training.loop.parallel import gather, sum_gradients
 
 Autocast = Callable[[], AbstractContextManager[None]]
 Seeded = tuple[Tensor, Tensor]

@@ -9,11 +9,11 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.metrics import average_precision, histograms, without_self
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.collectives import gather_rows
 from hashseek.training.config import Config
 from hashseek.training.data.batches import TrainingData
 from hashseek.training.data.splits import Rows
 from hashseek.training.loop.network import is_unsupervised
-from hashseek.training.losses.memory import gather_rows
 
 # Validation ranks at most this many training images: enough to compare epochs, and cheap on large data sets.
 MAX_DATABASE = 10_000

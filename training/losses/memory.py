@@ -1,6 +1,6 @@
 """A queue of keys and a momentum encoder: more rows to contrast with than a batch holds.
 
-    update_key_encoder(key_encoder, encoder, momentum=0.999)
+    follow(key_encoder, encoder, momentum=0.999)
     with torch.no_grad():
         keys = key_encoder(second_view)
     terms = loss(encoder(first_view), labels, memory=queue.memory(keys, labels))
@@ -11,10 +11,10 @@ anchor's own key is among its positives.
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.training.collectives import gather_rows
 from hashseek.training.losses.batches import Memory, check_batch
 from hashseek.training.losses.hyperparameters import Number, check
 from hashseek.training.losses.numerics import normalize
@@ -107,42 +107,23 @@ class KeyQueue(nn.Module):
         return normalize(keys) if self.normalized else keys, labels.to(torch.uint8)
 
 
-def gather_rows(rows: Tensor) -> Tensor:
-    """Rows (B, ...) of all ranks one after the other, in the order of ranks; `rows` itself without a process group.
-
-    Ranks may differ in B. The result has no gradient.
-    """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return rows
-    n_ranks = dist.get_world_size()
-    lengths = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(n_ranks)]
-    dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device))
-    longest = int(max(lengths))
-    # all_gather needs equal shapes: pad, and cut the padding off again.
-    padded = rows.new_zeros(longest, *rows.shape[1:])
-    padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in range(n_ranks)]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[: int(length)] for part, length in zip(parts, lengths, strict=True)])
-
-
 @torch.no_grad()
-def update_key_encoder(key: nn.Module, query: nn.Module, momentum: float = 0.999) -> None:
-    """Move the key encoder's parameters to momentum * own + (1 - momentum) * query's; copy its buffers.
+def follow(average: nn.Module, network: nn.Module, momentum: float = 0.999) -> None:
+    """Move the parameters of `average` to momentum * own + (1 - momentum) * the network's; copy the network's buffers.
 
-    Call it before the forward pass of the key encoder, which starts as a copy of the query encoder (He et al.,
-    CVPR 2020, Eq. 2). Usual: 0.99, 0.999, 0.9999.
+    `average` starts as a copy of the network. Call it before the forward pass of a key encoder (He et al., CVPR 2020,
+    Eq. 2), and after the step of the optimizer for averaged weights. Usual: 0.99, 0.999, 0.9999.
 
     Raises:
-        BadConfig: momentum outside [0, 1], or encoders with different parameters.
+        BadConfig: momentum outside [0, 1], or networks with different parameters.
     """
-    check("momentum", momentum, Number("share that the key encoder keeps", least=0, most=1))
-    own, theirs = list(key.parameters()), list(query.parameters())
-    own_buffers, their_buffers = list(key.buffers()), list(query.buffers())
+    check("momentum", momentum, Number("share that the moving average keeps", least=0, most=1))
+    own, theirs = list(average.parameters()), list(network.parameters())
+    own_buffers, their_buffers = list(average.buffers()), list(network.buffers())
     if [p.shape for p in own + own_buffers] != [p.shape for p in theirs + their_buffers]:
         raise BadConfig(
-            f"the key encoder has {len(own)} parameters and {len(own_buffers)} buffers that do not match the "
-            f"{len(theirs)} and {len(their_buffers)} of the query encoder: create it with copy.deepcopy"
+            f"the moving average has {len(own)} parameters and {len(own_buffers)} buffers that do not match the "
+            f"{len(theirs)} and {len(their_buffers)} of the network: create it with copy.deepcopy"
         )
     for mine, other in zip(own, theirs, strict=True):
         mine.mul_(momentum).add_(other.to(mine), alpha=1 - momentum)

@@ -4,6 +4,8 @@ import inspect
 import io
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +39,16 @@ def worked(tmp_path) -> Path:
     rows += ["5.jpg,c,database", "6.jpg,a,database", "7.jpg,d,database", "8.jpg,a,database"]
     (root / "labels.csv").write_text("\n".join(["file,labels,split", *rows]))
     return root
+
+
+def test_broken_images_are_found_without_loading_torch(run, worked):
+    (worked / "3.jpg").write_bytes(b"not an image")
+    program = "import sys; sys.modules['torch'] = None; from hashseek.api.cli import main; main()"
+    words = [sys.executable, "-c", program, "data", "inspect", str(worked)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run("inspect", worked)[1]
+    assert "3.jpg" in done.stdout
 
 
 def test_hand_worked_facts(worked):

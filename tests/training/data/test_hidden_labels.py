@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from hashseek.training.data.hidden_labels import drop_labels
+from hashseek.training.data.hidden_labels import hide_labels
 
 
 def test_labels_are_dropped_at_their_rate_and_the_same_in_every_run():
     labels = (np.random.default_rng(0).random((4000, 10)) < 0.3).astype(np.uint8)
-    kept = drop_labels(labels, share=0.4, single=False, seed=1)
+    kept = hide_labels(labels, share=0.4, single=False, seed=1)
     assert not (kept > labels).any()
     assert kept.sum() / labels.sum() == pytest.approx(0.4, abs=0.02)
-    np.testing.assert_array_equal(kept, drop_labels(labels, share=0.4, single=False, seed=1))
-    assert (kept != drop_labels(labels, share=0.4, single=False, seed=2)).any()
-    single = drop_labels(labels, share=1, single=True, seed=1)
+    np.testing.assert_array_equal(kept, hide_labels(labels, share=0.4, single=False, seed=1))
+    assert (kept != hide_labels(labels, share=0.4, single=False, seed=2)).any()
+    single = hide_labels(labels, share=1, single=True, seed=1)
     np.testing.assert_array_equal(single.sum(axis=1), labels.any(axis=1))
     assert not (single > labels).any()
-    assert drop_labels(labels, share=1, single=False, seed=1) is labels
+    assert hide_labels(labels, share=1, single=False, seed=1) is labels

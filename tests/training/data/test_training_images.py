@@ -16,9 +16,10 @@ from hashseek.retrieval.files import cache_folder
 from hashseek.retrieval.images import Preprocessing, load_file
 from hashseek.training.config import TrainSection
 from hashseek.training.data import image_cache
+from hashseek.training.data.broken_images import without_broken
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.splits import Split, Splits
-from hashseek.training.data.training_images import Images, without_broken
+from hashseek.training.data.training_images import Images
 from support.commands import wait_until
 from support.pictures import N_PICTURES, draw
 

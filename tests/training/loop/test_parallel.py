@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
+from hashseek.training.collectives import gather_rows, sum_gradients
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.fit import fit
-from hashseek.training.loop.parallel import launch, n_batches, own_part, sum_gradients
+from hashseek.training.loop.parallel import launch, n_batches, own_part
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validation_part
-from hashseek.training.losses.memory import gather_rows
 from hashseek.training.runs.run_folder import Run, read_records
 from support.models import EVERYTHING
 from support.models import run_config as config

@@ -14,10 +14,10 @@ from PIL import Image
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.files import cached_file, write_atomically
 from hashseek.retrieval.tar_members import list_members, member_path
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.file_digests import digest_files
-from hashseek.training.data.image_table import Incomplete, Table, draw_per_label, prepared
+from hashseek.training.data.image_table import ImageTable, Incomplete, draw_per_label, prepared
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits, refuse_unused
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -68,7 +68,7 @@ def cifar10(
     """
     if protocol == "cifar10-2":
         refuse_unused(cifar10, "cifar10-2 trains on the whole database", n_train=n_train)
-    place = Path(expand(root))
+    place = expand(root)
 
     def read(_: object) -> Splits:
         return _drawn(place / FOLDER, protocol, n_query=n_query, n_train=n_train, seed=split_seed)
@@ -79,16 +79,16 @@ def cifar10(
 def _drawn(folder: Path, protocol: str, *, n_query: int | None, n_train: int | None, seed: int) -> Splits:
     tar = _as_tar(folder)
     table = prepared("cifar10 1", [tar], lambda: _table(tar))
-    whole = protocol == "cifar10-2"
     sizes = SIZES[protocol]
-    rows = draw_per_label(
-        table.labels,
-        n_query=sizes[0] if n_query is None else n_query,
-        n_train=len(LABELS) if whole else sizes[1] if n_train is None else n_train,
-        seed=seed,
-    )
-    if whole:
+    n_query = sizes[0] if n_query is None else n_query
+    if protocol == "cifar10-2":
+        # All other images are training images, but drawing leaves some for the database: one of each label is drawn,
+        # and the rest is added.
+        rows = draw_per_label(table.labels, n_query=n_query, n_train=len(LABELS), seed=seed)
         rows["train"] = np.concatenate([rows["train"], rows["database"]])
+    else:
+        n_train = sizes[1] if n_train is None else n_train
+        rows = draw_per_label(table.labels, n_query=n_query, n_train=n_train, seed=seed)
     paths = tuple(member_path(tar, file) for file in table.files)
     images = Split(paths, table.labels, tuple(file.partition("/")[2] for file in table.files))
     parts = {split: images.take(rows[split]) for split in NAMES}
@@ -148,7 +148,7 @@ class _Unpickler(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def _table(tar: Path) -> Table:
+def _table(tar: Path) -> ImageTable:
     members = [(f"{member.offset}+{member.size}/{name}", name) for name, member in list_members(tar)]
     columns = [LABELS.index(name.partition("/")[0]) for _, name in members]
-    return Table(tuple(file for file, _ in members), np.eye(len(LABELS), dtype=np.uint8)[columns], LABELS)
+    return ImageTable(tuple(file for file, _ in members), np.eye(len(LABELS), dtype=np.uint8)[columns], LABELS)

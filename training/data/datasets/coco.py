@@ -9,16 +9,16 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
+    ImageTable,
     Incomplete,
-    Table,
     draw,
     first_folder,
     prepared,
     split_table,
 )
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import Splits, refuse_unused
 
 _HOST = "http://images.cocodataset.org"
@@ -72,7 +72,7 @@ def coco(
 
     Source: Lin et al., ECCV 2014; HashNet (Cao et al., ICCV 2017).
     """
-    folder = Path(expand(root))
+    folder = expand(root)
     if protocol == "official":
         why = "the protocol official defines the splits"
         refuse_unused(coco, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
@@ -101,21 +101,21 @@ def coco(
     return read_or_download(read, ARCHIVES[year], folder, download=download, on_error=on_error)
 
 
-def _annotated(root: Path, year: int) -> Table:
+def _annotated(root: Path, year: int) -> ImageTable:
     """All images that have an object, of train and then of val."""
     parts = {f"{part}{year}": root / "annotations" / f"instances_{part}{year}.json" for part in ("train", "val")}
 
-    def build() -> Table:
+    def build() -> ImageTable:
         tables = [_read_instances(file, folder) for folder, file in parts.items()]
         if tables[0].label_names != tables[1].label_names:
             raise BadDataset(f"the annotations in {root / 'annotations'} have different categories for train and val")
         files = tuple(file for table in tables for file in table.files)
-        return Table(files, np.concatenate([table.labels for table in tables]), tables[0].label_names)
+        return ImageTable(files, np.concatenate([table.labels for table in tables]), tables[0].label_names)
 
     return prepared("coco 1", list(parts.values()), build)
 
 
-def _read_instances(file: Path, folder: str) -> Table:
+def _read_instances(file: Path, folder: str) -> ImageTable:
     """The images of one annotation file that have an object, with labels in the order of the categories' ids."""
     try:
         content: dict[str, Any] = json.loads(_OUTLINE.sub(rb"\g<1>0", file.read_bytes()))
@@ -132,7 +132,7 @@ def _read_instances(file: Path, folder: str) -> Table:
         raise Incomplete(f"{file} is damaged: it is not UTF-8 at byte {error.start:,}") from None
     except (KeyError, TypeError) as error:
         raise Incomplete(f"{file} is not a COCO instances file (it lacks {error})") from None
-    table = Table(
+    table = ImageTable(
         tuple(f"{folder}/{name}" for name in files.values()), labels, tuple(names[key] for key in sorted(names))
     )
     return table.take(np.flatnonzero(labels.any(axis=1)))

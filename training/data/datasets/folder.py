@@ -2,8 +2,6 @@
 
 import csv
 import io
-import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from hashseek.retrieval.label_files import (
     refuse,
     without_labels,
 )
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import (
     Splits,
     check_label_names,
@@ -73,7 +72,7 @@ def folder(
         BadConfig: fractions that leave a split empty, options of a random split where there are splits, a
             `split_column` that does not exist, or columns where there is no label file.
     """
-    place = Path(expand(root))
+    place = expand(root)
     source = find_label_file(place)
     if source is None:
         if split_column != "split" or ignore_columns:
@@ -117,7 +116,7 @@ def folder(
     if split_file is not None:
         # Full paths, because the list may be in a different folder from the images.
         listed = label_list((str(item.path.resolve()), item.labels, str(item.split)) for item in items)
-        target = Path(expand(split_file))
+        target = expand(split_file)
         if source is not None and target.resolve() == source.resolve():
             raise BadConfig(f"split_file is the label file {source} itself, which it would replace: use another file")
         write_atomically(target, listed)
@@ -148,7 +147,7 @@ def pictures(*, root: str, on_error: OnError = "stop") -> Splits:
     Raises:
         BadDataset: there is no such folder, or it has no images.
     """
-    place = Path(expand(root))
+    place = expand(root)
     if not place.is_dir():
         raise BadDataset(f"there is no folder {place}: check the path")
     found = [path for path in _images(place, "**/*") if path.is_file()]
@@ -201,19 +200,6 @@ def _read_class_folders(root: Path) -> LabelFile:
 def _without_classes(items: tuple[Item, ...], drop_labels: Sequence[str], root: Path) -> tuple[Item, ...]:
     check_patterns(drop_labels, {label for item in items for label in item.labels}, source=root)
     return tuple(item for item in items if without_labels(item.labels, drop_labels))
-
-
-def expand(path: str) -> str:
-    """`path` with `~` and `$NAME` expanded.
-
-    Raises:
-        BadConfig: a variable is not set.
-    """
-    expanded = os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111 - pathlib has no expandvars
-    missing = re.search(r"\$\{?(\w+)", expanded)
-    if missing:
-        raise BadConfig(f"the path {path} needs the environment variable {missing[1]}, which is not set")
-    return expanded
 
 
 def _keep_labels(items: Sequence[Item], labels: Sequence[str], source: str) -> list[Item]:

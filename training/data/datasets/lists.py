@@ -11,13 +11,13 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import OnError, Problem, refuse
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.image_table import (
-    Table,
+    ImageTable,
     read_lines,
     split_table,
     with_remedy,
 )
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import NAMES, Labels, Rows, Splits
 
 
@@ -52,8 +52,8 @@ def lists(
     Raises:
         BadDataset: missing lists, malformed lines, contradictory labels, or images in two splits.
     """
-    images = Path(expand(root))
-    folder = images if lists is None else Path(expand(lists))
+    images = expand(root)
+    folder = images if lists is None else expand(lists)
     label_names = read_label_names(label_names)
     names = {"train": train, "query": query, "database": database}
     tables, problems = {}, []
@@ -71,7 +71,7 @@ def lists(
         )
     table, rows = _united(tables, folder)
     if label_names is not None:
-        table = Table(table.files, table.labels, tuple(label_names))
+        table = ImageTable(table.files, table.labels, tuple(label_names))
     repeated = np.isin(rows["database"], rows["query"])
     if repeated.any():
         n_repeated = f"{int(repeated.sum()):,} queries"
@@ -93,7 +93,7 @@ def lists(
     )
 
 
-def read_list(file: Path, *, strip_prefix: str = "", on_error: OnError = "stop") -> tuple[Table, list[Problem]]:
+def read_list(file: Path, *, strip_prefix: str = "", on_error: OnError = "stop") -> tuple[ImageTable, list[Problem]]:
     """The usable lines of one list, with labels named by number, and the problems of the other lines.
 
     Raises:
@@ -122,7 +122,7 @@ def read_list(file: Path, *, strip_prefix: str = "", on_error: OnError = "stop")
         raise BadConfig(f"no path in {file} starts with strip_prefix = {strip_prefix!r}: correct or remove it")
     matrix = np.frombuffer(b"".join(labels), np.uint8).reshape(-1, n_labels) - ord("0")
     names = tuple(name.removeprefix(strip_prefix).removeprefix("./") for name in files)
-    return Table(names, matrix, tuple(str(column) for column in range(n_labels))), problems
+    return ImageTable(names, matrix, tuple(str(column) for column in range(n_labels))), problems
 
 
 def _count_labels(line: bytes) -> int:
@@ -131,7 +131,7 @@ def _count_labels(line: bytes) -> int:
     return next((count for count, value in enumerate(values) if value not in (b"0", b"1")), len(values))
 
 
-def _united(tables: Mapping[str, Table], folder: Path) -> tuple[Table, dict[str, Rows]]:
+def _united(tables: Mapping[str, ImageTable], folder: Path) -> tuple[ImageTable, dict[str, Rows]]:
     """One table of all images, and the rows of each list in it."""
     row_of: dict[str, int] = {}
     labels: list[Labels] = []
@@ -150,7 +150,7 @@ def _united(tables: Mapping[str, Table], folder: Path) -> tuple[Table, dict[str,
                 )
             found[i] = row
         rows[split] = found
-    return Table(tuple(row_of), np.stack(labels), tables["train"].label_names), rows
+    return ImageTable(tuple(row_of), np.stack(labels), tables["train"].label_names), rows
 
 
 def read_label_names(label_names: str | Sequence[str] | None) -> Sequence[str] | None:
@@ -158,4 +158,4 @@ def read_label_names(label_names: str | Sequence[str] | None) -> Sequence[str] |
     if not isinstance(label_names, str):
         return label_names
     with with_remedy("correct label_names"):
-        return read_lines(Path(expand(label_names)), what="the file of label names")
+        return read_lines(expand(label_names), what="the file of label names")

@@ -10,17 +10,17 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError, check_patterns, without_labels
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
+    ImageTable,
     Incomplete,
-    Table,
     draw,
     first_folder,
     read_lines,
     split_table,
     with_remedy,
 )
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import NAMES, Rows, Splits, refuse_unused
 
 LABELS = (
@@ -71,7 +71,7 @@ def mirflickr(
 
     Source: Huiskes and Lew, ACM MIR 2008; HyP2 (Xu et al., ACM MM 2022), Table 2.
     """
-    folder = Path(expand(root))
+    folder = expand(root)
 
     def read(mode: OnError) -> Splits:
         table = _annotated(folder)
@@ -81,7 +81,7 @@ def mirflickr(
         if lists is not None:
             why = f"{lists} defines the splits"
             refuse_unused(mirflickr, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
-            rows = _read_hyp2(Path(expand(lists)), table)
+            rows = _read_hyp2(expand(lists), table)
         else:
             candidates = _labelled(table) if protocol == "hyp2" else np.arange(len(table.files))
             drawn = draw(len(candidates), n_query=n_query, n_train=n_train, seed=split_seed)
@@ -100,7 +100,7 @@ def mirflickr(
     return read_or_download(read, ARCHIVES, folder, download=download, on_error=on_error)
 
 
-def _annotated(root: Path) -> Table:
+def _annotated(root: Path) -> ImageTable:
     """All images with the labels of the official annotations: a file per label, an image number per line."""
     folder = first_folder(root, (_ANNOTATIONS, "annotations"), what="the annotations of MIRFLICKR")
     labels = np.zeros((N_IMAGES, len(LABELS)), np.uint8)
@@ -112,10 +112,10 @@ def _annotated(root: Path) -> Table:
         if bad is not None:
             raise Incomplete(f"{file} has the line {bad!r}, not an image number from 1 to {N_IMAGES}")
         labels[np.array(numbers, np.int64) - 1, column] = 1
-    return Table(tuple(f"im{number}.jpg" for number in range(1, N_IMAGES + 1)), labels, LABELS)
+    return ImageTable(tuple(f"im{number}.jpg" for number in range(1, N_IMAGES + 1)), labels, LABELS)
 
 
-def _read_hyp2(folder: Path, table: Table) -> dict[str, Rows]:
+def _read_hyp2(folder: Path, table: ImageTable) -> dict[str, Rows]:
     """HyP2's permutation: its first 1,000 numbers are the queries, the next 4,000 the training images."""
     images = folder / "data" / "flickr25k" / "img.txt"
     with with_remedy("set lists to the whole repository of HyP2; the data set lists reads train.txt, ..."):
@@ -135,11 +135,11 @@ def _read_hyp2(folder: Path, table: Table) -> dict[str, Rows]:
     return {"query": rows[:1000], "train": rows[1000:5000], "database": rows[5000:]}
 
 
-def _without_labels(table: Table, patterns: Sequence[str], source: Path) -> Table:
+def _without_labels(table: ImageTable, patterns: Sequence[str], source: Path) -> ImageTable:
     check_patterns(patterns, LABELS, source=source)
     names = without_labels(LABELS, patterns)
     return replace(table, labels=table.labels[:, [LABELS.index(name) for name in names]], label_names=names)
 
 
-def _labelled(table: Table) -> Rows:
+def _labelled(table: ImageTable) -> Rows:
     return np.flatnonzero(table.labels.any(axis=1))

@@ -7,10 +7,9 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.image_table import (
+    ImageTable,
     Incomplete,
-    Table,
     draw,
     draw_per_label,
     first_folder,
@@ -19,6 +18,7 @@ from hashseek.training.data.image_table import (
     split_table,
     with_remedy,
 )
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import Labels, Splits
 
 _REMEDY = (
@@ -55,7 +55,7 @@ def nuswide(
 
     Source: Chua et al., CIVR 2009; HyP2 (Xu et al., ACM MM 2022), Table 2.
     """
-    folder = Path(expand(root))
+    folder = expand(root)
     table = _most_frequent(_annotated(folder), n_labels)
     per_label = n_labels <= 21
     n_query = (100 * n_labels if per_label else 5000) if n_query is None else n_query
@@ -77,7 +77,7 @@ def nuswide(
     )
 
 
-def _annotated(root: Path) -> Table:
+def _annotated(root: Path) -> ImageTable:
     """All images with all labels."""
     truth = first_folder(root, ("Groundtruth/AllLabels", "GroundTruth/AllLabels"), what="the labels of NUS-WIDE")
     images = first_folder(root, ("ImageList", "."), what="the list of images") / "Imagelist.txt"
@@ -85,9 +85,9 @@ def _annotated(root: Path) -> Table:
     names = read_lines(concepts, what="the list of the 81 labels")
     columns = [truth / f"Labels_{name}.txt" for name in names]
 
-    def build() -> Table:
+    def build() -> ImageTable:
         files = tuple(file.replace("\\", "/") for file in read_lines(images, what="the list of images"))
-        return Table(files, np.stack([_read_column(file, len(files)) for file in columns], axis=1), tuple(names))
+        return ImageTable(files, np.stack([_read_column(file, len(files)) for file in columns], axis=1), tuple(names))
 
     return prepared("nuswide 1", [concepts, images, *columns], build)
 
@@ -102,7 +102,7 @@ def _read_column(file: Path, n_images: int) -> Labels:
     return digits
 
 
-def _most_frequent(table: Table, n_labels: int) -> Table:
+def _most_frequent(table: ImageTable, n_labels: int) -> ImageTable:
     """The images with at least one of the `n_labels` most frequent labels, which keep their order."""
     if not 2 <= n_labels <= len(table.label_names):
         raise BadConfig(f"n_labels must be 2 to {len(table.label_names)}, got {n_labels}")
@@ -110,10 +110,10 @@ def _most_frequent(table: Table, n_labels: int) -> Table:
     columns = np.sort(np.argsort(-counts, kind="stable")[:n_labels])
     labels = table.labels[:, columns]
     names = tuple(table.label_names[column] for column in columns)
-    return Table(table.files, labels, names).take(np.flatnonzero(labels.any(axis=1)))
+    return ImageTable(table.files, labels, names).take(np.flatnonzero(labels.any(axis=1)))
 
 
-def _placed(table: Table, pictures: Path) -> Table:
+def _placed(table: ImageTable, pictures: Path) -> ImageTable:
     """The table with paths below `pictures`: one folder per category, as published, or all images in one folder."""
     if (pictures / table.files[0].partition("/")[0]).is_dir():
         return table

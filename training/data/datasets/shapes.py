@@ -14,8 +14,9 @@ from PIL import Image
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.files import write_atomically
-from hashseek.training.data.datasets.folder import expand, folder, label_list
+from hashseek.training.data.datasets.folder import folder, label_list
 from hashseek.training.data.datasets.shapes_drawing import Scene, Thing, draw_scene
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import Splits
 
 SHAPES = ("circle", "square", "triangle", "star", "heart", "ring")
@@ -75,7 +76,7 @@ def shapes(
     Raises:
         BadDataset: `root` holds something else.
     """
-    target = Path(expand(root))
+    target = expand(root)
     render_shapes(target, n_query=n_query, n_train=n_train, n_database=n_database, size=size, seed=seed)
     return folder(root=str(target))
 

@@ -16,9 +16,9 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.images import SUFFIXES
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import read_label_names
-from hashseek.training.data.image_table import Table, prepared
+from hashseek.training.data.image_table import ImageTable, prepared
+from hashseek.training.data.paths import expand_text
 from hashseek.training.data.splits import NAMES, Labels, Split, Splits, join_splits
 
 _LABEL_SUFFIXES = (".json", ".cls", ".txt")  # in the order of precedence
@@ -79,7 +79,7 @@ def shards(
 def _find(patterns: str | Sequence[str], split: str) -> list[Path]:
     found: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matching = sorted(glob.glob(expand(pattern), recursive=True))  # noqa: PTH207 - patterns may be absolute
+        matching = sorted(glob.glob(expand_text(pattern), recursive=True))  # noqa: PTH207 - patterns may be absolute
         if not matching:
             raise BadDataset(f"no file matches {split} = {pattern!r}: correct the pattern, or put the shards there")
         found += map(Path, matching)
@@ -95,10 +95,10 @@ def _find(patterns: str | Sequence[str], split: str) -> list[Path]:
     return found
 
 
-def _indexed(shard: Path) -> Table:
+def _indexed(shard: Path) -> ImageTable:
     """The images of a shard as `OFFSET+SIZE/NAME`, with their labels by name."""
 
-    def build() -> Table:
+    def build() -> ImageTable:
         members = dict(list_members(shard))
         suffix = {name: PurePosixPath(name).suffix.lower() for name in members}
         labels_at: dict[str, dict[str, Member]] = {}
@@ -121,7 +121,7 @@ def _indexed(shard: Path) -> Table:
         matrix = np.zeros((len(rows), len(names)), np.uint8)
         for row, found in enumerate(rows):
             matrix[row, [column[label] for label in found]] = 1
-        return Table(tuple(files), matrix, names, tuple(sorted(remarks)))
+        return ImageTable(tuple(files), matrix, names, tuple(sorted(remarks)))
 
     return prepared("shard 1", [shard], build)
 
@@ -159,12 +159,12 @@ def _parse(texts: dict[str, bytes]) -> list[str]:
     raise ValueError("it has no labels: there is no .json, .cls or .txt file of the same name")
 
 
-def _all_names(tables: Iterable[Table]) -> tuple[str, ...]:
+def _all_names(tables: Iterable[ImageTable]) -> tuple[str, ...]:
     names = {label for table in tables for label in table.label_names}
     return tuple(sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name)))
 
 
-def _as_columns(table: Table, names: Sequence[str], shard: Path) -> Labels:
+def _as_columns(table: ImageTable, names: Sequence[str], shard: Path) -> Labels:
     """The labels of a shard in the columns of `names`; a number that is not a name is an index into them."""
     column_of = {name: column for column, name in enumerate(names)}
     labels = np.zeros((len(table.files), len(names)), np.uint8)

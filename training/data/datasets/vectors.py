@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig, BadDataset, first_line
 from hashseek.retrieval.vectors import check_vectors
-from hashseek.training.data.datasets.folder import expand
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import Split, Splits, check_label_names, refuse_unused
 
 HOME = "$HASHSEEK_DATA/vectors"
@@ -70,7 +70,7 @@ def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> S
         BadConfig: a fraction that leaves a split empty, options of a random split for a file with an official one,
             or an unset variable in `path`.
     """
-    file = Path(expand(path))
+    file = expand(path)
     x, y, names, split = _read(file)
     if split is not None:
         why = f"{file} has an official split"

@@ -8,16 +8,16 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError
-from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
+    ImageTable,
     Incomplete,
-    Table,
     first_folder,
     prepared,
     read_lines,
     split_table,
 )
+from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import Splits
 
 LABELS = (
@@ -49,7 +49,7 @@ def voc2007(*, root: str, download: bool = False, on_error: OnError = "stop") ->
 
     Source: HyP2 (Xu et al., ACM MM 2022), whose code has the same sets; objects marked difficult count.
     """
-    return _official(Path(expand(root)), 2007, download=download, on_error=on_error)
+    return _official(expand(root), 2007, download=download, on_error=on_error)
 
 
 def voc2012(*, root: str, download: bool = False, on_error: OnError = "stop") -> Splits:
@@ -65,7 +65,7 @@ def voc2012(*, root: str, download: bool = False, on_error: OnError = "stop") ->
 
     Source: HyP2 (Xu et al., ACM MM 2022), whose code has the same sets; objects marked difficult count.
     """
-    return _official(Path(expand(root)), 2012, download=download, on_error=on_error)
+    return _official(expand(root), 2012, download=download, on_error=on_error)
 
 
 def _official(root: Path, year: int, *, download: bool, on_error: OnError) -> Splits:
@@ -91,15 +91,15 @@ def _official(root: Path, year: int, *, download: bool, on_error: OnError) -> Sp
     return read_or_download(read, ARCHIVES[year], root, download=download, on_error=on_error)
 
 
-def _annotated(folder: Path, ids: Sequence[str]) -> Table:
+def _annotated(folder: Path, ids: Sequence[str]) -> ImageTable:
     """The images `ids` with the labels of all their objects, including difficult ones."""
     files = [folder / "Annotations" / f"{name}.xml" for name in ids]
 
-    def build() -> Table:
+    def build() -> ImageTable:
         labels = np.zeros((len(ids), len(LABELS)), np.uint8)
         for row, file in enumerate(files):
             labels[row] = _labels_of(file)
-        return Table(tuple(f"JPEGImages/{name}.jpg" for name in ids), labels, LABELS)
+        return ImageTable(tuple(f"JPEGImages/{name}.jpg" for name in ids), labels, LABELS)
 
     return prepared("voc 1", files, build)
 
