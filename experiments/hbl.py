@@ -29,7 +29,7 @@ from hashseek.training.evaluation.classification_metrics import (
 )
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
 from hashseek.training.losses import build_loss
-from hashseek.training.losses.memory import KeyQueue, follow
+from hashseek.training.losses.memory import KeyQueue, update_key_encoder
 from hashseek.training.sweep_space import parse_space
 
 WIDTH = 128
@@ -136,7 +136,7 @@ def train_encoder(
         for _ in range(first_cycle * 2**cycle):
             for rows in torch.randperm(len(vectors), generator=generator).tensor_split(n_batches):
                 x, y = vectors[rows], labels[rows]
-                follow(key_encoder, encoder, momentum=settings["momentum"])
+                update_key_encoder(key_encoder, encoder, momentum=settings["momentum"])
                 with torch.no_grad():
                     keys = key_encoder(view(x))
                 terms = loss(encoder(view(x)), y, memory=queue.memory(keys, y))

@@ -14,7 +14,7 @@ from hashseek.training.config import Config, ProjectionSection
 from hashseek.training.loop.dropout import seed_by_row
 from hashseek.training.losses import LOSSES, build_loss, loss_class
 from hashseek.training.losses.batches import Memory
-from hashseek.training.losses.memory import KeyQueue, follow
+from hashseek.training.losses.memory import KeyQueue, update_key_encoder
 
 Heads = dict[str, Tensor]
 """What the losses read, by name: outputs (B, K), features (B, D), projection (B, P), logits (B, C)."""
@@ -127,7 +127,7 @@ class Keys(nn.Module):
     def follow(self, network: Network) -> None:
         """Move the momentum encoder towards the network; called before each batch."""
         if self.encoder is not None:
-            follow(self.encoder.trained(), network.trained(), self.momentum)
+            update_key_encoder(self.encoder.trained(), network.trained(), self.momentum)
 
     @torch.no_grad()
     def of(self, inputs: Tensor, seeds: Tensor, heads: Heads) -> Tensor:

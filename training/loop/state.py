@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
 from hashseek.training.loop.network import Keys, Network, Objective
-from hashseek.training.losses.memory import follow
+from hashseek.training.losses.memory import update_key_encoder
 
 
 @dataclass
@@ -43,9 +43,9 @@ class State:
         if self.ema is not None and config.train.ema is not None:
             model = self.network.model
             if config.model.freeze_backbone:
-                follow(self.ema.head, model.head, config.train.ema)
+                update_key_encoder(self.ema.head, model.head, config.train.ema)
             else:
-                follow(self.ema, model, config.train.ema)
+                update_key_encoder(self.ema, model, config.train.ema)
 
     def saved(self, config: Config) -> dict[str, Any]:
         """What a resumed run needs. A frozen backbone is left out: the configuration names its weights."""

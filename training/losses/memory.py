@@ -1,6 +1,6 @@
 """A queue of keys and a momentum encoder: more rows to contrast with than a batch holds.
 
-    follow(key_encoder, encoder, momentum=0.999)
+    update_key_encoder(key_encoder, encoder, momentum=0.999)
     with torch.no_grad():
         keys = key_encoder(second_view)
     terms = loss(encoder(first_view), labels, memory=queue.memory(keys, labels))
@@ -108,22 +108,22 @@ class KeyQueue(nn.Module):
 
 
 @torch.no_grad()
-def follow(average: nn.Module, network: nn.Module, momentum: float = 0.999) -> None:
-    """Move the parameters of `average` to momentum * own + (1 - momentum) * the network's; copy the network's buffers.
+def update_key_encoder(key: nn.Module, query: nn.Module, momentum: float = 0.999) -> None:
+    """Move the key encoder's parameters to momentum * own + (1 - momentum) * query's; copy its buffers.
 
-    `average` starts as a copy of the network. Call it before the forward pass of a key encoder (He et al., CVPR 2020,
-    Eq. 2), and after the step of the optimizer for averaged weights. Usual: 0.99, 0.999, 0.9999.
+    Call it before the forward pass of the key encoder, which starts as a copy of the query encoder (He et al.,
+    CVPR 2020, Eq. 2). Averaged weights (`train.ema`) move in the same way. Usual: 0.99, 0.999, 0.9999.
 
     Raises:
-        BadConfig: momentum outside [0, 1], or networks with different parameters.
+        BadConfig: momentum outside [0, 1], or encoders with different parameters.
     """
-    check("momentum", momentum, Number("share that the moving average keeps", least=0, most=1))
-    own, theirs = list(average.parameters()), list(network.parameters())
-    own_buffers, their_buffers = list(average.buffers()), list(network.buffers())
+    check("momentum", momentum, Number("share that the key encoder keeps", least=0, most=1))
+    own, theirs = list(key.parameters()), list(query.parameters())
+    own_buffers, their_buffers = list(key.buffers()), list(query.buffers())
     if [p.shape for p in own + own_buffers] != [p.shape for p in theirs + their_buffers]:
         raise BadConfig(
-            f"the moving average has {len(own)} parameters and {len(own_buffers)} buffers that do not match the "
-            f"{len(theirs)} and {len(their_buffers)} of the network: create it with copy.deepcopy"
+            f"the key encoder has {len(own)} parameters and {len(own_buffers)} buffers that do not match the "
+            f"{len(theirs)} and {len(their_buffers)} of the query encoder: create it with copy.deepcopy"
         )
     for mine, other in zip(own, theirs, strict=True):
         mine.mul_(momentum).add_(other.to(mine), alpha=1 - momentum)

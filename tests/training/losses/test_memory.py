@@ -12,7 +12,7 @@ from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.training.collectives import gather_rows
 from hashseek.training.losses import build_loss
 from hashseek.training.losses.contrastive.supcon import SupCon
-from hashseek.training.losses.memory import KeyQueue, follow
+from hashseek.training.losses.memory import KeyQueue, update_key_encoder
 from support.literal_losses import batch
 
 
@@ -148,7 +148,7 @@ def test_key_encoder_moves_by_momentum_and_copies_buffers():
     query, key = encoder(), encoder()
     query(torch.randn(5, 3))  # moves the running statistics
     before = [p.clone() for p in key.parameters()]
-    follow(key, query, momentum=0.9)
+    update_key_encoder(key, query, momentum=0.9)
     for now, old, target in zip(key.parameters(), before, query.parameters(), strict=True):
         torch.testing.assert_close(now, 0.9 * old + 0.1 * target)
         assert now.grad_fn is None
@@ -158,9 +158,9 @@ def test_key_encoder_moves_by_momentum_and_copies_buffers():
 
 def test_key_encoder_refuses_what_does_not_fit():
     with pytest.raises(BadConfig, match="momentum"):
-        follow(encoder(), encoder(), momentum=1.5)
+        update_key_encoder(encoder(), encoder(), momentum=1.5)
     with pytest.raises(BadConfig):
-        follow(encoder(), nn.Linear(3, 2))
+        update_key_encoder(encoder(), nn.Linear(3, 2))
 
 
 def test_own_key_is_a_positive_in_the_order_of_the_specification():
