@@ -71,7 +71,7 @@ class Output:
             if self._file is not None:
                 self._file.write(json.dumps(asdict(problem)) + "\n")
             if self._file is None or self._n_shown < _N_SHOWN:
-                line = f"{'skipped' if problem.skipped else 'note'}: {printable(str(problem))}"
+                line = printable(problem.line)
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             elif self._n_shown == _N_SHOWN:
                 typer.echo(f"more problems are in {self._file.name}", err=True)
