@@ -259,14 +259,21 @@ def _save_new_index(collection: Collection) -> None:
 def drop_half_built(collection: Collection, *, but: str) -> None:
     """Delete the half-built spaces of fitted hash layers, except the one with the fingerprint `but`.
 
+    One whose checkpoint is damaged stays: `index verify` reports it, and `index drop-space` deletes it.
+
     Raises:
         BadCollection: another process is filling one.
     """
     for space in collection.catalog.spaces.all():
-        path = collection.folder / space.checkpoint
-        if space.state == "building" and space.fingerprint != but and "fit" in (header := load_header(path)).training:
-            with _locked_space(collection, path, header):
-                drop_space(collection, space.id)
+        if space.state == "building" and space.fingerprint != but:
+            path = collection.folder / space.checkpoint
+            try:
+                header = load_header(path)
+            except BadCheckpoint:
+                continue
+            if "fit" in header.training:
+                with _locked_space(collection, path, header):
+                    drop_space(collection, space.id)
 
 
 def drop_space(collection: Collection, space_id: int) -> None:

@@ -89,3 +89,15 @@ def test_an_interrupted_refit_leaves_no_space_when_the_images_have_changed(colle
     spaces = collection.catalog.spaces.all()
     assert [space.state for space in spaces] == ["ready", "ready"]
     assert {path.name for path in collection.folder.glob("*.safetensors")} == {space.checkpoint for space in spaces}
+
+
+def test_a_damaged_checkpoint_of_an_interrupted_refit_does_not_stop_another(collection):
+    steps = change_codes(collection, *refit(collection, 5))
+    next(steps)
+    steps.close()
+    collection.remove([1])
+    [_, half] = collection.catalog.spaces.all()
+    (collection.folder / half.checkpoint).write_bytes(b"damaged")
+    *_, report = change_codes(collection, *refit(collection, 4))
+    assert report.switched
+    assert {space.fingerprint: space.state for space in collection.catalog.spaces.all()}[half.fingerprint] == "building"
