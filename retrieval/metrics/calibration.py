@@ -15,14 +15,13 @@ VERSION = 1
 class Calibration:
     """Precision by Hamming distance, pooled over all (query, item) pairs of a labelled set; each list has K + 1 values.
 
-    `at_distance[d]`: how likely an item at distance d is relevant. `within_radius[r]`: the expected precision among all
-    items within radius r. `pairs[d]`: how many pairs were seen at distance d; where there were none, `at_distance` is
-    interpolated between the neighbours.
+    `at_distance[d]`: how likely an item at distance d is relevant, a smooth estimate. `within_radius[r]`: the share of
+    relevant pairs among all within radius r. `pairs[d]`: how many pairs were seen at distance d; where there were none,
+    `at_distance` is interpolated between the neighbours.
     """
 
     n_bits: int
     n_queries: int
-    monotone: bool
     at_distance: tuple[float, ...]
     within_radius: tuple[float, ...]
     pairs: tuple[int, ...]
@@ -52,6 +51,7 @@ class Calibration:
                 f"the calibration has version {stored['version']}, this Hashseek reads up to {VERSION}: update Hashseek"
             )
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()}
+        values.pop("monotone", None)  # of earlier checkouts, which could also store observed values
         return cls(**values)
 
 
@@ -74,13 +74,12 @@ def calibrate(found: Histograms) -> Calibration:
     smooth = IsotonicRegression(increasing=False)
     values = smooth.fit_transform(seen, relevant[seen] / pairs[seen], sample_weight=pairs[seen])
     at_distance = np.interp(np.arange(found.n_bits + 1), seen, values)
-    # Within a radius, only observed pairs count; before the first of them, use the neighbour's value.
+    # Not from `at_distance`: sums of values that were made to fall are too high. Before the first pair, its estimate.
     n_within = np.cumsum(pairs)
-    within = np.where(n_within > 0, np.cumsum(pairs * at_distance) / np.maximum(n_within, 1), at_distance)
+    within = np.where(n_within > 0, np.cumsum(relevant) / np.maximum(n_within, 1), at_distance)
     return Calibration(
         n_bits=found.n_bits,
         n_queries=len(found),
-        monotone=True,  # what stored calibrations record
         at_distance=tuple(at_distance.tolist()),
         within_radius=tuple(within.tolist()),
         pairs=tuple(pairs.tolist()),

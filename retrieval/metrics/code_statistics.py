@@ -46,7 +46,7 @@ class BitStatistics:
     `balance` (K,): the share of ones in each bit; 0.5 is best. `n_constant`: bits that never change.
     `mean_correlation`, `max_correlation`: absolute Pearson correlation of pairs of bits that do change (0 if there is
     no such pair). `n_distinct`: number of distinct codes; `most_common`: how often the most frequent code occurs.
-    `quantisation_error`: mean of (|u| - 1)**2 over all outputs u, which DHN and HashNet penalise; `quantisation_angle`:
+    `quantisation_error`: mean of (|u| - 1)**2 over all outputs u, the square quantisation error; `quantisation_angle`:
     1 - mean cosine between outputs and their signs, which does not depend on the outputs' scale. None without outputs.
     """
 

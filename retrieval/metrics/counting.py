@@ -139,7 +139,9 @@ def without_self(found: Histograms, query_labels: Labels) -> Histograms:
     total[:, 0] -= 1
     relevant[:, 0] -= n_labels > 0
     if gains is not None:
-        gains[own, n_labels, 0] -= 1
+        known = n_labels < gains.shape[1]  # more labels than any item of the database shares
+        gains[own[known], n_labels[known], 0] -= 1
+        total[~known, 0] = -1
     if (total[:, 0] < 0).any() or (relevant < 0).any() or (gains is not None and (gains < 0).any()):
         raise BadCodes("a query is not in the database, so it cannot be removed from its own ranking")
     return Histograms(total, relevant, gains)

@@ -91,9 +91,10 @@ def randomization_test(differences: Floats) -> float:
     2007). Its smallest value is 0.0001.
 
     Args:
-        differences: one for each query, (Q,).
+        differences: one for each query, (Q,); NaN are left out.
     """
     rng, values = np.random.default_rng(0), np.asarray(differences, dtype=np.float64)
+    values = values[~np.isnan(values)]
     n, total = len(values), values.sum()
     least = abs(total) - 1e-9 * np.abs(values).sum()
     as_far = 1

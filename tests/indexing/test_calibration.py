@@ -151,7 +151,7 @@ def calibrated(own_collection) -> tuple[Collection, Searcher]:
     collection = Collection(own_collection)
     steps = [0.9 if d <= 10 else 0.6 if d <= 20 else 0.2 for d in range(49)]
     within = np.cumsum(steps) / np.arange(1, 50)
-    made = Calibration(48, 12, True, tuple(steps), tuple(within.tolist()), (1,) * 49)
+    made = Calibration(48, 12, tuple(steps), tuple(within.tolist()), (1,) * 49)
     store_calibration(collection.catalog, made, source="by hand", labels=("even",), n_images=12)
     yield collection, Searcher.open(collection, device="cpu", precision="fp32")
     collection.close()

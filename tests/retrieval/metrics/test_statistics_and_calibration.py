@@ -113,6 +113,7 @@ def test_the_randomisation_test_tells_a_difference_from_none():
     assert 0.01 < (p_values < 0.05).mean() < 0.1  # as often as it says
     assert randomization_test(noise[0] + 1) == pytest.approx(1e-4)
     assert randomization_test(np.zeros(9)) == 1
+    assert randomization_test(np.append(noise[0], np.nan)) == p_values[0]
 
 
 def test_holm_worked_out_by_hand():
@@ -129,9 +130,9 @@ def test_calibration_is_the_share_of_relevant_pairs_and_goes_through_json():
     d, relevant = hamming.distances(xq, xb), lq.astype(int) @ lb.T.astype(int) > 0
     made = calibrate(found)
     assert list(made.pairs) == [(d == distance).sum() for distance in range(17)]
-    for curve in (made.at_distance, made.within_radius):
-        assert all(near >= far - 1e-12 for near, far in pairwise(curve))
-    assert made.within_radius[-1] == pytest.approx(relevant.mean())
+    assert all(near >= far - 1e-12 for near, far in pairwise(made.at_distance))
+    for radius in range(int(d.min()), 17):
+        assert made.within_radius[radius] == pytest.approx(relevant[d <= radius].mean())
     assert Calibration.from_dict(json.loads(json.dumps(asdict(made)))) == made
 
 
@@ -144,6 +145,11 @@ def test_a_wanted_precision_becomes_the_largest_radius_that_gives_it():
     assert [made.radius(p) for p in (0, 0.2, 0.21, 0.5, 0.8, 0.81, 1)] == [3, 3, 2, 2, 1, None, None]
     with pytest.raises(BadCodes, match="version 2"):
         Calibration.from_dict(asdict(made) | {"version": 2})
+    assert Calibration.from_dict(asdict(made) | {"monotone": True}) == made  # of an earlier checkout
+    # 1 of 2 at distance 0 and 9 of 10 at 1: nearer ones are no worse, but only half of those at 0 were relevant.
+    ragged = calibrate(Histograms(np.array([[2, 10]]), np.array([[1, 9]])))
+    assert ragged.at_distance == pytest.approx((10 / 12, 10 / 12))
+    assert ragged.within_radius == pytest.approx((0.5, 10 / 12))
 
 
 def test_class_distances_are_the_mean_distances_of_relevant_and_irrelevant_pairs():

@@ -37,7 +37,7 @@ PLOTS = {
     "precision_recall": Plot(
         "curves",
         "Precision and recall",
-        "By rank, and by the radius of a hash lookup (queries that find nothing are left out).",
+        "By rank, and by the radius of a hash lookup (queries that find nothing count in the recall only).",
     ),
     "distances": Plot(
         "curves", "Hamming distances", "For pairs that share a label and pairs that share none; dashed: the means."
