@@ -8,6 +8,7 @@ from scipy.stats import ttest_1samp
 
 from experiments.comparison_report import deviation, mean_and_deviation
 from experiments.hbl_table_2 import MARGINS_OFF
+from hashseek.retrieval.metrics.intervals import holm
 from hashseek.training.report_format import Table, table_as_markdown
 
 FIGURES = ("p@1", "mAP", "HA", "ebF1", "maF1", "miF1")
@@ -85,9 +86,10 @@ def _verdict(rows: Sequence[Row]) -> str:
 
 
 def _margins(rows: Sequence[Row]) -> Iterable[Sequence[str]]:
-    """HBL against its base, and against itself without margins, paired by seed."""
-    measured = ("figure", "mean difference", "std", "seeds better", "t-test p")
+    """HBL against its base, and against itself without margins, paired by seed; p-values corrected for their number."""
+    measured = ("figure", "mean difference", "std", "seeds better", "t-test p (Holm)")
     yield ("data", "comparison, paired by seed", *measured, "HBL helps")
+    compared: list[tuple[str, str, str, list[float]]] = []
     for data, method in PAPER:
         if method not in BASES:
             continue
@@ -99,13 +101,14 @@ def _margins(rows: Sequence[Row]) -> Iterable[Sequence[str]]:
         for title, against in others.items():
             for name in ("mAP", "p@1"):
                 differences = _paired(ours, against, name)
-                if len(differences) < 2:
-                    continue
-                mean, p = float(np.mean(differences)), _p_value(differences)
-                shown = "< 0.001" if p < 0.001 else f"{p:.3f}"
-                better = f"{sum(d > 0 for d in differences)} of {len(differences)}"
-                figures = (f"{mean:+.4f}", f"{deviation(differences):.4f}", better, shown)
-                yield (data, title, name, *figures, _answer(mean, p))
+                if len(differences) > 1:
+                    compared.append((data, title, name, differences))
+    corrected = holm([_p_value(differences) for *_, differences in compared])
+    for (data, title, name, differences), p in zip(compared, corrected, strict=True):
+        mean, shown = float(np.mean(differences)), "< 0.001" if p < 0.001 else f"{p:.3f}"
+        better = f"{sum(d > 0 for d in differences)} of {len(differences)}"
+        figures = (f"{mean:+.4f}", f"{deviation(differences):.4f}", better, shown)
+        yield (data, title, name, *figures, _answer(mean, p))
 
 
 def _settings(rows: Sequence[Row]) -> Iterable[Sequence[str]]:

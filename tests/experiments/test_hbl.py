@@ -205,6 +205,11 @@ def test_the_table_counts_rows_of_the_latest_choice_and_pairs_seeds():
     # Differences 0.02, 0.021, 0.02: mean 0.0203, std 0.00058; equal p@1 gives no difference.
     assert "each as searched | mAP | +0.0203 | 0.0006 | 3 of 3 | < 0.001 | yes |" in text
     assert "each as searched | p@1 | +0.0000 | 0.0000 | 0 of 3 | 1.000 | not beyond the spread |" in text
+    # t = 0.0203 / (0.00058 / sqrt(3)) = 61, p = 0.00027; of two, the smaller counts twice.
+    rows += [row("mulsupcon", seed, 0.85 + 0.01 * seed, 0.79) for seed in range(3)]
+    rows += [row("mulsupcon+hbl", seed, 0.86 + 0.01 * seed + 0.01 * (seed == 1), 0.79) for seed in range(3)]
+    # Differences 0.01, 0.02, 0.01: t = 4, p = 0.0572, times 3 of the 4 tests.
+    assert "each as searched | mAP | +0.0133 | 0.0058 | 3 of 3 | 0.172 | not beyond the spread |" in as_markdown(rows)
     assert "0.1000" not in text  # a row of an earlier choice
     assert "lam = 0" not in text  # was not run
     assert "lr 0.001, hidden 512" in text
