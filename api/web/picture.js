@@ -19,9 +19,10 @@ export function openPicture(image) {
   ui.pictureTitle.textContent = titled(image.id);
   const { url, width, height } = image;
   ui.pictureGone.hidden = true;
-  Object.assign(ui.pictureImage, { alt: described(image), width, height, src: url ? `${url}?size=1024` : "", hidden: !url });
+  ui.pictureImage.removeAttribute("src"); // or the former picture would stay until this one has arrived
+  Object.assign(ui.pictureImage, { alt: described(image), width, height, hidden: !url }, url && { src: `${url}?size=1024` });
   ui.pictureMore.href = alike(image.id);
-  ui.pictureMore.hidden = image.id === query.id;
+  ui.pictureMore.hidden = image.id === query?.id;
   ui.pictureOriginal.href = url ?? "";
   ui.pictureOriginal.hidden = url === null;
   ui.pictureDelete.hidden = !mayChange();
@@ -55,7 +56,7 @@ function showFacts(image) {
 
 function showLabels(editing = false) {
   const wasEditing = !ui.relabel.hidden;
-  ui.pictureLabels.replaceChildren(...chips(open.labels, open.id === query.id ? new Set() : query.labels));
+  ui.pictureLabels.replaceChildren(...chips(open.labels, open.id === query?.id ? new Set() : query?.labels));
   ui.pictureLabels.hidden = editing;
   ui.relabel.hidden = !editing;
   ui.relabelError.textContent = "";
@@ -72,7 +73,7 @@ ui.relabel.onsubmit = async (event) => {
   const image = open;
   try {
     const { labels } = await api(imagePath(image.id), json("PATCH", { labels: splitLabels(ui.newLabels.value) }));
-    if (image.id === query.id) return await changed(); // every hit shows which labels it shares with the query
+    if (image.id === query?.id) return await changed(); // every hit shows which labels it shares with the query
     image.labels = labels;
     showAgain(image);
     if (open === image) showLabels();
@@ -91,7 +92,7 @@ ui.pictureDelete.onclick = async () => {
   try {
     await api(imagePath(id), { method: "DELETE" });
     forgetStored(id);
-    if (query.id === id) history.replaceState(null, "", urlWith({ id: null }));
+    if (query?.id === id) history.replaceState(null, "", urlWith({ id: null, max: null, rank: "" }));
     await changed();
     ui.notice.textContent = `${titled(id)} was deleted.`;
   } catch (error) {

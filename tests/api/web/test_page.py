@@ -5,6 +5,7 @@ import re
 import shutil
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -170,6 +171,164 @@ def test_results_go_on_to_the_last_and_back_returns_to_the_place(browse, site):
     page.go_back()
     expect(page.locator("#hits > li")).to_have_count(N - 1)
     wait_until(lambda: abs(page.evaluate("scrollY") - before) < 50)
+
+
+def hold(page, pattern, method="GET"):
+    """Keep matching requests waiting: `wait()` until there is one, `answer()` lets them, and later ones, through."""
+    held, is_open = [], []
+
+    def handle(route):
+        if is_open or route.request.method != method:
+            route.fallback()
+        else:
+            held.append(route)
+
+    def answer():
+        is_open.append(True)
+        for route in held:
+            route.continue_()
+        page.wait_for_timeout(300)
+
+    page.route(pattern, handle)
+
+    def wait():
+        wait_until(lambda: page.wait_for_timeout(20) or held, 20)
+
+    return SimpleNamespace(wait=wait, answer=answer)
+
+
+def to_the_end(page):
+    """Scroll until all hits are there."""
+    expect(page.locator("#hits > li").first).to_be_visible()
+    while page.locator("#more").is_visible():
+        page.mouse.wheel(0, 3000)
+        page.wait_for_timeout(50)
+
+
+def delete_shown(page):
+    """Delete the picture in the dialog."""
+    page.locator("#pictureDelete").click()
+    page.locator("#confirm").get_by_role("button", name="Delete").click()
+
+
+def test_hits_appear_once_after_a_deletion(browse, own_site):
+    page = browse(f"{own_site}/?id=7")
+    to_the_end(page)
+    page.route("**/similar?*offset=48*", lambda route: (page.wait_for_timeout(500), route.fallback()))
+    page.locator("#hits .frame").nth(100).click()
+    delete_shown(page)
+    expect(page.locator("#notice")).to_contain_text("was deleted")
+    page.wait_for_timeout(1000)
+    expect(page.locator("#hits > li")).to_have_count(N - 2)
+    assert len(set(shown(page))) == N - 2
+
+
+def test_an_answer_that_arrives_after_its_page_was_left_changes_nothing(browse, own_site):
+    page = browse(f"{own_site}/?id=7")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    more = hold(page, "**/similar?*offset=48*")
+    page.locator("#more").scroll_into_view_if_needed()
+    more.wait()
+    page.locator("#clear").click()
+    expect(page.locator("#storedList a").first).to_be_visible()
+    more.answer()
+    expect(page.locator("#error")).to_be_hidden()
+
+    page.goto(f"{own_site}/?id=7")
+    page.locator("#hits .frame").first.click()
+    title = page.locator("#pictureTitle").text_content()
+    deletion = hold(page, "**/v1/images/*", "DELETE")
+    delete_shown(page)
+    deletion.wait()
+    page.locator("#clear").click()
+    expect(page.locator("#storedTitle")).to_have_text(f"{N} pictures")
+    deletion.answer()
+    expect(page.locator("#notice")).to_have_text(f"{title} was deleted.")
+    expect(page.locator("#storedTitle")).to_have_text(f"{N - 1} pictures")
+
+    page.goto(f"{own_site}/?id=7&max_distance=30&rank=hamming")
+    page.locator("#queryOpen").click()
+    delete_shown(page)
+    expect(page.locator("#storedTitle")).to_have_text(f"{N - 2} pictures")
+    assert page.url == f"{own_site}/"
+    page.close()
+
+
+def test_labels_that_are_saved_late_leave_the_hits_of_another_query_alone(browse, own_site):
+    page = browse(f"{own_site}/?id=1")
+    cards = "nodes => Object.fromEntries(nodes.map((node) => [node.querySelector('.frame').ariaLabel, node.innerText]))"
+    expect(page.locator("#hits > li").first).to_be_visible()
+    before = page.locator("#hits > li").evaluate_all(cards)
+    page.locator("#hits").get_by_role("link").first.click()
+    expect(page.locator("#queryTitle")).not_to_have_text("Picture 1")
+    page.wait_for_load_state("networkidle")
+    name = next(
+        name
+        for name, text in page.locator("#hits > li").evaluate_all(cards).items()
+        if before.get(name, text).split()[:2] != text.split()[:2]
+    )
+    page.get_by_role("button", name=name, exact=True).click()
+    page.locator("#pictureRelabel").click()
+    saving = hold(page, "**/v1/images/*", "PATCH")
+    page.fill("#newLabels", "late")
+    page.press("#newLabels", "Enter")
+    saving.wait()
+    page.go_back()
+    expect(page.locator("#queryTitle")).to_have_text("Picture 1")
+    saving.answer()
+    expect(page.locator("#names option[value=late]")).to_have_count(1)
+    assert page.locator("#hits > li").evaluate_all(cards)[name] == before[name]
+
+
+def test_the_next_picture_takes_the_place_of_the_former_one_at_once(browse, site):
+    page = browse(f"{site}/?id=7")
+    page.locator("#hits .frame").first.click()
+    image = page.locator("#pictureImage")
+    wait_until(lambda: image.evaluate("image => image.naturalWidth"))
+    following = hold(page, "**/file?size=1024")
+    page.locator("#next").click()
+    following.wait()
+    assert image.evaluate("image => image.naturalWidth") == 0
+    following.answer()
+    wait_until(lambda: image.evaluate("image => image.naturalWidth"))
+
+
+def without_histogram(route):
+    """Answer as for a collection in Milvus."""
+    answer = route.fetch()
+    route.fulfill(response=answer, json={**answer.json(), "histogram": None})
+
+
+def test_what_the_service_lists_at_most_is_said(browse, many, site):
+    page = browse(site)
+    page.route("**/similar?*", without_histogram)
+    page.goto(f"{site}/?id=7")
+    to_the_end(page)
+    expect(page.locator("#end")).to_have_text(f"Showing all {N - 1}.")
+    assert page.locator("#status").text_content() == ""
+    for max_k in (96, 10):
+        with listening(many, read_only=True, max_k=max_k) as url:
+            page = browse(url)
+            for _ in range(2):
+                page.goto(f"{url}/?id=7")
+                to_the_end(page)
+                expect(page.locator("#end")).to_have_text(
+                    f"Showing the first {max_k - 1}, the most that this service lists."
+                )
+                page.route("**/similar?*", without_histogram)
+            page.close()
+
+
+def test_the_query_does_not_count_itself_among_many_copies(browse, own_site):
+    with Client(own_site) as client:
+        list(client.add_many((client.file(1), {"key": f"copy {n}", "labels": ["copy"]}) for n in range(50)))
+    page = browse(f"{own_site}/?id={N + 50}")
+    expect(page.locator("#status")).to_have_text(f"{N + 49} pictures")
+    page.goto(f"{own_site}/?id={N + 50}&label=copy")
+    to_the_end(page)
+    expect(page.locator("#status")).to_have_text("49 pictures")
+    expect(page.locator("#within")).to_contain_text("49 pictures")
+    assert page.locator("#hits .rank > [aria-hidden]").last.text_content() == "1–49"
 
 
 def test_filters_apply_to_the_search_and_are_in_the_address(browse, site):
