@@ -1,9 +1,9 @@
 // The dialog of one picture: what is known about it, its labels to edit, deleting it.
 
 import { alike, urlWith } from "/web/url.js";
-import { bytes, clearMessages, confirmed, counted, fail, pairs, percent, splitLabels, ui } from "/web/dom.js";
+import { bytes, clearMessages, confirmed, counted, fail, focusTitle, pairs, percent, splitLabels, ui } from "/web/dom.js";
 import { showFilters } from "/web/filters.js";
-import { chips, day, described, named } from "/web/pictures.js";
+import { chips, day, described, named, whyBroken } from "/web/pictures.js";
 import { hits, query, showAgain } from "/web/search.js";
 import { api, imagePath, json, loadStats, mayChange, noun, titled } from "/web/service.js";
 import { forgetStored } from "/web/uploads.js";
@@ -94,6 +94,7 @@ ui.pictureDelete.onclick = async () => {
     forgetStored(id);
     if (query?.id === id) history.replaceState(null, "", urlWith({ id: null, max: null, rank: "" }));
     await changed();
+    if (document.activeElement === document.body) focusTitle(); // what had it may be gone
     ui.notice.textContent = `${titled(id)} was deleted.`;
   } catch (error) {
     fail(error);
@@ -108,10 +109,13 @@ function step(by) {
 ui.previous.onclick = () => step(-1);
 ui.next.onclick = () => step(1);
 document.addEventListener("keydown", (event) => {
-  if (!ui.picture.open || ui.confirm.open || event.target.matches("input")) return;
+  if (!ui.picture.open || ui.confirm.open || !ui.relabel.hidden) return;
   step({ ArrowLeft: -1, ArrowRight: 1 }[event.key]);
 });
-ui.pictureImage.onerror = () => {
+ui.pictureImage.onerror = async () => {
+  const image = open;
+  const reason = await whyBroken(ui.pictureImage.src);
+  if (open !== image) return;
   ui.pictureImage.hidden = true;
-  ui.pictureGone.hidden = !open.url;
+  Object.assign(ui.pictureGone, { textContent: reason, hidden: false });
 };

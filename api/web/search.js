@@ -44,13 +44,13 @@ export function showQuery({ id }, upload) {
   const isSame = query && query.id === id && query.upload === upload;
   if (!isSame) {
     query = { id, upload, urls, labels: new Set() };
-    ui.queryOpen.disabled = true;
+    Object.assign(ui.queryOpen, { disabled: true, ariaLabel: null });
     ui.queryOpen.hidden = ofVectors();
     ui.queryOpen.replaceChildren(...(ofVectors() ? [] : urls.map((url) => queryImage(upload ? url : `${url}?size=512`))));
     ui.crop.hidden = true; // offered with the answer
     ui.queryLabels.replaceChildren();
     ui.queryTitle.textContent = title;
-    ui.queryNote.textContent = files.length > 1 ? "New pictures, searched with their mean" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
+    ui.queryNote.textContent = files.length > 1 ? "New pictures, combined into one query" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
   }
   ui.clear.href = urlWith({ id: null, max: null, rank: "" });
 }
