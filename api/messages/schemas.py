@@ -207,7 +207,7 @@ def hit_content(hit: "Hit") -> dict[str, Any]:
 
 
 class Stats(BaseModel):
-    """What the collection holds; `n_images` counts images or vectors.
+    """What the collection holds; `n_images` counts images or vectors. `max_k`: the largest k of a search.
 
     `expected_precision`: the expected share of relevant images within each radius from 0 to n_bits; null if the
     collection has no calibration.
@@ -223,6 +223,7 @@ class Stats(BaseModel):
     engines: dict[str, int]
     read_only: bool
     keeps_features: bool
+    max_k: int
     expected_precision: list[float] | None
     version: str
     index: dict[str, Any]

@@ -58,6 +58,7 @@ def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
         engines=collection.engines(),
         read_only=service.read_only,
         keeps_features=collection.keeps_features,
+        max_k=service.settings.max_k,
         expected_precision=None if stored is None else list(stored.calibration.within_radius),
         version=version("hashseek"),
         index=collection.describe_index(),

@@ -66,10 +66,15 @@ async function refresh() {
 }
 
 async function take(fileList) {
-  const files = [...fileList];
+  let files = [...fileList];
   if (stats && ofVectors()) return fail(new Error("This collection holds vectors, so it cannot be searched with a picture."));
   if (!files.length || !files.every(({ type }) => /^(image\/|$)/.test(type))) return fail(new Error("That is not a picture file."));
   if (files.length > MOST_FILES) return fail(new Error(`${files.length} pictures were chosen. At most ${MOST_FILES} can be searched with together.`));
+  try { // into memory: a file may be a folder, or change on disk before it is sent
+    files = await Promise.all(files.map(async (file) => new File([await file.arrayBuffer()], file.name, { type: file.type })));
+  } catch {
+    return fail(new Error("The file cannot be read. Choose it again."));
+  }
   const upload = await keep(files);
   return go(urlWith({ view: null, radius: null, id: null, max: null }), { upload });
 }
@@ -122,9 +127,14 @@ document.addEventListener("click", (event) => {
   go(link.getAttribute("href"), link === ui.unlimit || link.closest("#chosen") ? { upload: wanted().upload } : null);
 });
 for (const dialog of document.querySelectorAll("dialog")) {
+  const isBackdrop = ({ target, clientX: x, clientY: y }) => {
+    const { left, right, top, bottom } = dialog.getBoundingClientRect();
+    return target === dialog && (x < left || x > right || y < top || y > bottom);
+  };
+  let wasPressed = false; // on the backdrop: a drag out of a field ends there, too
+  dialog.addEventListener("pointerdown", (event) => (wasPressed = isBackdrop(event)));
   dialog.addEventListener("click", (event) => {
-    const isBackdrop = event.target === dialog && dialog !== ui.cropper; // there a drag may end on it
-    if (isBackdrop || event.target.closest("[data-close]")) dialog.close();
+    if ((wasPressed && isBackdrop(event)) || event.target.closest("[data-close]")) dialog.close();
   });
 }
 ui.skip.onclick = (event) => {

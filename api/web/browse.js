@@ -1,9 +1,9 @@
 // All pictures that pass the filters, in one long list of which only the rows near the window exist. So the scroll bar,
 // or the slider above the list, goes to any position at once.
 
-import { alike, wanted } from "/web/url.js";
-import { afterPause, counted, el, fail, inside, number, ui } from "/web/dom.js";
-import { described, thumbnail } from "/web/pictures.js";
+import { wanted } from "/web/url.js";
+import { afterPause, counted, el, fail, number, ui } from "/web/dom.js";
+import { searchLink } from "/web/pictures.js";
 import { api, inFolder, noun, stats } from "/web/service.js";
 
 const BLOCK = 120; // pictures fetched at a time
@@ -57,6 +57,8 @@ export function draw() {
   const last = Math.min(rows, Math.ceil((top + 2 * innerHeight) / height));
   ui.storedList.style.paddingTop = `${first * height}px`;
   ui.storedList.style.paddingBottom = `${Math.max(rows - last, 0) * height}px`;
+  ui.storedEnd.hidden = rows * columns >= total;
+  ui.storedEnd.textContent = `The list ends at ${number(rows * columns)}; use filters to see others.`;
   place(first * columns, Math.min(last * columns, total));
   // The row below the bar is the current position.
   const here = Math.min(Math.max(0, Math.round((top + ui.storedBar.offsetHeight) / height)) * columns, total - 1);
@@ -86,7 +88,7 @@ function place(from, to) {
 function cell(at) {
   const image = blocks.get(Math.floor(at / BLOCK))?.[at % BLOCK];
   if (!image) return el("span", { className: "frame" });
-  return inside(alike(image.id), thumbnail(image), { className: "frame", ariaLabel: `Search with ${noun()} ${image.id}: ${described(image)}` });
+  return searchLink(image);
 }
 
 function visibleBlocks() {

@@ -5,6 +5,7 @@ import { query } from "/web/search.js";
 
 let frame = { x: 0.2, y: 0.2, w: 0.6, h: 0.6 }; // shares of the picture's width and height
 const LEAST = 0.05;
+const MOST_PIXELS = 2048; // of a side of the part
 const between = (low, value, high) => Math.min(Math.max(value, low), high);
 
 function draw() {
@@ -58,12 +59,17 @@ ui.box.onkeydown = (event) => {
 
 ui.crop.onclick = () => {
   frame = { x: 0.2, y: 0.2, w: 0.6, h: 0.6 };
+  ui.cropImage.removeAttribute("src"); // or the former picture would stay until this one has arrived
   ui.cropImage.src = query.urls[0];
+  ui.cropSearch.disabled = true;
   ui.cropper.showModal();
   ui.box.focus();
   draw();
 };
-ui.cropImage.onload = draw;
+ui.cropImage.onload = () => {
+  ui.cropSearch.disabled = false;
+  draw();
+};
 ui.cropImage.onerror = () => {
   ui.cropper.close();
   fail(new Error("This browser cannot show the picture, so it cannot be cropped."));
@@ -75,10 +81,13 @@ export function onCrop(take) {
     const { naturalWidth, naturalHeight } = ui.cropImage;
     const [x, w] = [frame.x, frame.w].map((share) => Math.round(share * naturalWidth));
     const [y, h] = [frame.y, frame.h].map((share) => Math.round(share * naturalHeight));
-    const canvas = Object.assign(document.createElement("canvas"), { width: Math.max(w, 1), height: Math.max(h, 1) });
-    canvas.getContext("2d").drawImage(ui.cropImage, x, y, w, h, 0, 0, canvas.width, canvas.height);
+    const scale = Math.min(1, MOST_PIXELS / Math.max(w, h));
+    const [width, height] = [w, h].map((side) => Math.max(Math.round(scale * side), 1));
+    const canvas = Object.assign(document.createElement("canvas"), { width, height });
+    canvas.getContext("2d").drawImage(ui.cropImage, x, y, w, h, 0, 0, width, height);
     const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.95));
     ui.cropper.close();
+    if (!blob) return fail(new Error("This part could not be cut out."));
     take([new File([blob], `Part of ${ui.queryTitle.textContent.replace(/^Part of /, "")}`, { type: blob.type })]);
   };
 }

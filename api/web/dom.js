@@ -12,7 +12,7 @@ export const number = (value) => value.toLocaleString("en");
 export const counted = (n, one) => `${number(n)} ${one}${n === 1 ? "" : "s"}`;
 export const ms = (value) => `${value < 10 ? value.toFixed(1) : number(Math.round(value))} ms`;
 export const bytes = (n) => (n < 1e3 ? counted(n, "byte") : n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
-export const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
+export const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)}%`;
 // The path of a bar for each height from 0 to 1, in a box 1 high; `from` is the place of the first.
 export const bars = (heights, from = 0) => heights.map((height, at) => (height ? `M${from + at} 1V${1 - height}h.85V1z` : "")).join("");
 export const unseen = (text) => el("span", { className: "unseen" }, text);
@@ -70,10 +70,15 @@ export function fail(error, retry = null) {
   if (error.name === "AbortError") return;
   ui.errorText.textContent = error.message;
   ui.retry.hidden = !retry || error.final; // asking again would give the same answer
-  ui.retry.onclick = retry;
+  ui.retry.onclick = () => {
+    clearMessages();
+    retry();
+  };
   ui.error.hidden = false;
   if (ui.error.getBoundingClientRect().top < 0) ui.error.scrollIntoView();
 }
+
+export const focusTitle = () => ui.main.querySelector("section:not([hidden]) h2")?.focus({ preventScroll: true });
 
 export function clearMessages() {
   ui.error.hidden = true;

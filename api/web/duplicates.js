@@ -1,8 +1,8 @@
 // Groups of near-duplicates, to be reviewed one by one: delete some of the pictures, or keep them all.
 
-import { alike, refine, remember, wanted } from "/web/url.js";
-import { afterPause, bytes, clearMessages, confirmed, counted, el, fail, inside, oneAtATime, ui } from "/web/dom.js";
-import { chips, day, described, named, thumbnail } from "/web/pictures.js";
+import { place, refine, remember, wanted } from "/web/url.js";
+import { afterPause, bytes, clearMessages, confirmed, counted, el, fail, oneAtATime, ui } from "/web/dom.js";
+import { chips, day, named, searchLink } from "/web/pictures.js";
 import { api, imagePath, json, loadStats, mayChange, noun, stats, titled } from "/web/service.js";
 import { forgetStored } from "/web/uploads.js";
 
@@ -10,6 +10,7 @@ const PAGE = 20;
 const MOST = 8; // bits that the service accepts
 
 let total = 0; // groups that nobody has reviewed
+let next = null; // the offset of the groups that follow, or a smaller one; null: none follow
 let current = null; // the signal that ends what is fetched
 
 const radius = () => Math.min(wanted().radius ?? 0, MOST, stats.n_bits - 1);
@@ -35,8 +36,10 @@ function tell() {
 }
 
 function add(answer) {
-  total = answer.total;
-  ui.groups.append(...answer.groups.map(groupItem));
+  const listed = new Set(Array.from(ui.groups.children, ({ dataset }) => Number(dataset.first)));
+  ui.groups.append(...answer.groups.filter(({ images }) => !listed.has(images[0].id)).map(groupItem));
+  total = Math.max(answer.total, ui.groups.children.length); // what is left of a group may be none for the service
+  next = answer.next_offset;
   count();
 }
 
@@ -44,8 +47,8 @@ function count() {
   const shown = ui.groups.children.length;
   ui.duplicatesStatus.textContent = total ? `${counted(total, "group")} to review` : "";
   ui.noGroups.hidden = total > 0;
-  ui.noGroups.textContent = `No groups of ${noun()}s within ${counted(radius(), "bit")} are left to review.`;
-  ui.moreGroups.hidden = shown >= total;
+  ui.noGroups.textContent = radius() ? `No groups of ${noun()}s within ${counted(radius(), "bit")} are left to review.` : "No groups with equal codes are left to review.";
+  ui.moreGroups.hidden = next === null;
   remember({ loaded: shown });
 }
 
@@ -54,6 +57,7 @@ function groupItem({ size, images }) {
   const remove = el("button", { className: "quiet danger", type: "button", disabled: true }, "Delete selected");
   const keep = el("button", { className: "quiet", type: "button" }, "Keep all");
   const item = el("li", { className: "group" }, el("div", { className: "bar-row" }, title), el("ul", { className: "grid" }, ...images.map(card)));
+  item.dataset.first = images[0].id;
   if (mayChange()) title.after(el("div", { className: "actions" }, remove, ...(size === images.length ? [keep] : [])));
   if (size > images.length) item.append(el("p", { className: "muted" }, `The first ${images.length} are shown. Choose a smaller radius for smaller groups.`));
   const chosen = () => [...item.querySelectorAll(":checked")].map((box) => Number(box.value));
@@ -68,7 +72,9 @@ function groupItem({ size, images }) {
     if (!(await confirmed(`Delete ${counted(ids.length, noun())}?`, `${what} will be removed from the collection. This cannot be undone.`))) return;
     await decide(`Deleted: ${what}.`, async () => {
       for (const id of ids) {
-        await api(imagePath(id), { method: "DELETE" });
+        await api(imagePath(id), { method: "DELETE" }).catch((error) => {
+          if (error.status !== 404) throw error; // it was deleted elsewhere
+        });
         forgetStored(id);
         images = images.filter((image) => image.id !== id);
         size -= 1;
@@ -88,7 +94,7 @@ function card(image) {
   const { id, width, height, url } = image;
   const facts = [...(url ? [`${width} × ${height} px`] : []), bytes(image.bytes), day(image.added_at)];
   return el("li", { className: "hit" },
-    inside(alike(id), thumbnail(image), { className: "frame", ariaLabel: `Search with ${noun()} ${id}: ${described(image)}` }),
+    searchLink(image),
     ...(mayChange() ? [el("label", { className: "choose" }, el("input", { type: "checkbox", value: id, ariaLabel: `Choose ${noun()} ${id}` }), titled(id))] : []),
     el("p", { className: "name-line", title: named(image) }, named(image)),
     el("p", { className: "facts" }, facts.map((fact) => fact.replaceAll(" ", "\u00a0")).join(" · ")),
@@ -107,22 +113,32 @@ async function decide(done, work) {
 
 // What is left of a group takes its place; null: nothing. The focus stays near.
 function replace(item, rest) {
+  if (next) next -= 1; // the service may no longer have the group
   const near = rest ?? item.nextElementSibling ?? item.previousElementSibling;
   if (rest) item.replaceWith(rest);
   else {
     item.remove();
     total -= 1;
     count();
-    if (!ui.groups.firstChild && total) showMore();
+    if (!ui.groups.firstChild && next !== null) showMore();
   }
   (near?.querySelector("h3") ?? ui.duplicatesTitle).focus();
 }
 
-const showMore = oneAtATime(() => page(PAGE, ui.groups.children.length).then(add).catch((error) => fail(error, showMore)));
+const showMore = oneAtATime(async () => {
+  try {
+    const { length } = ui.groups.children;
+    do add(await page(PAGE, next)); while (next !== null && ui.groups.children.length === length);
+  } catch (error) {
+    fail(error, showMore);
+  }
+});
 
 ui.moreGroups.onclick = showMore;
+let pending = null; // where the slider was moved
 ui.apart.oninput = () => {
+  pending = place();
   tell();
   search();
 };
-const search = afterPause(250, () => refine({ radius: Number(ui.apart.value) }));
+const search = afterPause(250, () => pending === place() && refine({ radius: Number(ui.apart.value) }));

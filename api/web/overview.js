@@ -33,7 +33,9 @@ export async function overview(signal) {
     showMap(answer);
     showCodes(answer);
   }
-  ui.overviewLabels.textContent = answer.labels.length ? counted(Object.keys(stats.labels).length, "label") : "No labels";
+  const n = Object.keys(stats.labels).length;
+  const { length } = answer.labels;
+  ui.overviewLabels.textContent = n ? `${counted(n, "label")}${length < n ? `, the ${number(length)} most frequent` : ""}` : "No labels";
   ui.labelTable.hidden = !answer.labels.length;
   ui.labelRows.replaceChildren(...answer.labels.map(({ label, n_images, within, to_others }) => {
     const numbers = [number(n_images), ...[within, to_others].map((bits) => bits?.toFixed(1) ?? "–")];
@@ -49,7 +51,7 @@ function showCodes({ n_sampled, n_images, n_bits, bits: { balance, n_constant, m
   const facts = [
     ["Different codes", `${number(n_distinct)} of ${number(n_sampled)}`,
       `A search cannot tell ${noun()}s with the same code apart; the most frequent code is shared by ${number(most_common)}.`],
-    ["Ones per bit", `${shares.join(" to ")} %`,
+    ["Ones per bit", `${shares.join(" to ")}%`,
       `A bit carries the most information if half of the ${noun()}s have a one; ${n_constant || "none"} of the ${n_bits} ${n_constant === 1 ? "is" : "are"} the same for all.`],
     ["Correlation of two bits", `${mean_correlation.toFixed(2)}, at most ${max_correlation.toFixed(2)}`,
       "At 0, each bit carries information of its own; at 1, two bits always carry the same."],

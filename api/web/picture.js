@@ -1,9 +1,9 @@
 // The dialog of one picture: what is known about it, its labels to edit, deleting it.
 
 import { alike, urlWith } from "/web/url.js";
-import { bytes, clearMessages, confirmed, counted, fail, pairs, percent, splitLabels, ui } from "/web/dom.js";
+import { bytes, clearMessages, confirmed, counted, fail, focusTitle, pairs, percent, splitLabels, ui } from "/web/dom.js";
 import { showFilters } from "/web/filters.js";
-import { chips, day, described, named } from "/web/pictures.js";
+import { chips, day, described, named, whyBroken } from "/web/pictures.js";
 import { hits, query, showAgain } from "/web/search.js";
 import { api, imagePath, json, loadStats, mayChange, noun, titled } from "/web/service.js";
 import { forgetStored } from "/web/uploads.js";
@@ -19,9 +19,10 @@ export function openPicture(image) {
   ui.pictureTitle.textContent = titled(image.id);
   const { url, width, height } = image;
   ui.pictureGone.hidden = true;
-  Object.assign(ui.pictureImage, { alt: described(image), width, height, src: url ? `${url}?size=1024` : "", hidden: !url });
+  ui.pictureImage.removeAttribute("src"); // or the former picture would stay until this one has arrived
+  Object.assign(ui.pictureImage, { alt: described(image), width, height, hidden: !url }, url && { src: `${url}?size=1024` });
   ui.pictureMore.href = alike(image.id);
-  ui.pictureMore.hidden = image.id === query.id;
+  ui.pictureMore.hidden = image.id === query?.id;
   ui.pictureOriginal.href = url ?? "";
   ui.pictureOriginal.hidden = url === null;
   ui.pictureDelete.hidden = !mayChange();
@@ -55,7 +56,7 @@ function showFacts(image) {
 
 function showLabels(editing = false) {
   const wasEditing = !ui.relabel.hidden;
-  ui.pictureLabels.replaceChildren(...chips(open.labels, open.id === query.id ? new Set() : query.labels));
+  ui.pictureLabels.replaceChildren(...chips(open.labels, open.id === query?.id ? new Set() : query?.labels));
   ui.pictureLabels.hidden = editing;
   ui.relabel.hidden = !editing;
   ui.relabelError.textContent = "";
@@ -72,7 +73,7 @@ ui.relabel.onsubmit = async (event) => {
   const image = open;
   try {
     const { labels } = await api(imagePath(image.id), json("PATCH", { labels: splitLabels(ui.newLabels.value) }));
-    if (image.id === query.id) return await changed(); // every hit shows which labels it shares with the query
+    if (image.id === query?.id) return await changed(); // every hit shows which labels it shares with the query
     image.labels = labels;
     showAgain(image);
     if (open === image) showLabels();
@@ -91,8 +92,9 @@ ui.pictureDelete.onclick = async () => {
   try {
     await api(imagePath(id), { method: "DELETE" });
     forgetStored(id);
-    if (query.id === id) history.replaceState(null, "", urlWith({ id: null }));
+    if (query?.id === id) history.replaceState(null, "", urlWith({ id: null, max: null, rank: "" }));
     await changed();
+    if (document.activeElement === document.body) focusTitle(); // what had it may be gone
     ui.notice.textContent = `${titled(id)} was deleted.`;
   } catch (error) {
     fail(error);
@@ -107,10 +109,13 @@ function step(by) {
 ui.previous.onclick = () => step(-1);
 ui.next.onclick = () => step(1);
 document.addEventListener("keydown", (event) => {
-  if (!ui.picture.open || ui.confirm.open || event.target.matches("input")) return;
+  if (!ui.picture.open || ui.confirm.open || !ui.relabel.hidden) return;
   step({ ArrowLeft: -1, ArrowRight: 1 }[event.key]);
 });
-ui.pictureImage.onerror = () => {
+ui.pictureImage.onerror = async () => {
+  const image = open;
+  const reason = await whyBroken(ui.pictureImage.src);
+  if (open !== image) return;
   ui.pictureImage.hidden = true;
-  ui.pictureGone.hidden = !open.url;
+  Object.assign(ui.pictureGone, { textContent: reason, hidden: false });
 };

@@ -1,6 +1,6 @@
 // The radius: a slider under the histogram of the distances of all pictures that pass the filters.
 
-import { refine, wanted } from "/web/url.js";
+import { place, refine, wanted } from "/web/url.js";
 import { afterPause, bars, counted, percent, ui } from "/web/dom.js";
 import { noun, stats } from "/web/service.js";
 
@@ -18,7 +18,7 @@ export function showRadius(histogram, max) {
   if (last < 0) return;
   ui.max.max = last; // at its right end the slider sets no limit
   ui.histogram.setAttribute("viewBox", `0 0 ${last + 1} 1`);
-  if (!pending) ui.max.value = max ?? last; // during a drag, the slider has the newer value
+  if (pending !== place()) ui.max.value = max ?? last; // during a drag, the slider has the newer value
   draw();
 }
 
@@ -37,9 +37,11 @@ function draw() {
   ui.expected.textContent = expected === undefined || !found || wanted().filters.length ? "" : `About ${percent(expected)} expected to be relevant`;
 }
 
-let pending = false;
+let pending = null; // where the slider was moved
 const search = afterPause(250, () => {
-  pending = false;
+  const isElsewhere = pending !== place();
+  pending = null;
+  if (isElsewhere) return;
   const radius = Number(ui.max.value);
   const max = radius < Number(ui.max.max) ? radius : null;
   if (max !== wanted().max) refine({ max });
@@ -47,7 +49,7 @@ const search = afterPause(250, () => {
 
 ui.radius.onsubmit = (event) => event.preventDefault();
 ui.max.oninput = () => {
-  pending = true;
+  pending = place();
   draw();
   search();
 };

@@ -3,17 +3,21 @@
 import { alike, canRank, refine, remember, urlWith, wanted } from "/web/url.js";
 import { bytes, counted, el, fail, inside, ms, number, oneAtATime, pairs, percent, ui, unseen } from "/web/dom.js";
 import { openPicture } from "/web/picture.js";
-import { chips, named, thumbnail } from "/web/pictures.js";
+import { chips, described, named, thumbnail } from "/web/pictures.js";
 import { showRadius, withinDistance } from "/web/radius.js";
 import { api, imagePath, inFolder, mayChange, noun, ofVectors, stats, titled } from "/web/service.js";
 
-const PAGE = 48;
+const PAGE = 48; // hits asked for at a time, unless the service lists fewer
 const CHIPS = 5; // labels on a hit before "+n"; the dialog has them all
 const RANKINGS = { hamming: "Hamming distance", asymmetric: "asymmetric distance", float: "cosine of features" };
 
 export let query = null; // {id, upload, urls, labels}
 export let hits = []; // what the grid shows
+let current = null; // the signal that ends what is fetched
 let next = null; // the offset of the hits that follow
+let isCut = false; // whether hits may follow that the service does not list
+let histogram = []; // pictures at each distance, without the query itself; empty if the store does not count them
+let isLeftOut = false; // whether the histogram had the query
 let seen = 0; // 1 once the query was found among its own hits, which are numbered without it
 let ranked = "hamming";
 
@@ -32,20 +36,21 @@ export function showQuery({ id }, upload) {
   if (!searching) {
     ui.radius.hidden = true;
     ui.summary.replaceChildren();
-    query = null;
+    query = next = null;
+    hits = [];
     return;
   }
   const urls = upload?.urls ?? [`${imagePath(id)}/file`];
   const isSame = query && query.id === id && query.upload === upload;
   if (!isSame) {
     query = { id, upload, urls, labels: new Set() };
-    ui.queryOpen.disabled = true;
+    Object.assign(ui.queryOpen, { disabled: true, ariaLabel: null });
     ui.queryOpen.hidden = ofVectors();
     ui.queryOpen.replaceChildren(...(ofVectors() ? [] : urls.map((url) => queryImage(upload ? url : `${url}?size=512`))));
     ui.crop.hidden = true; // offered with the answer
     ui.queryLabels.replaceChildren();
     ui.queryTitle.textContent = title;
-    ui.queryNote.textContent = files.length > 1 ? "New pictures, searched with their mean" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
+    ui.queryNote.textContent = files.length > 1 ? "New pictures, combined into one query" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
   }
   ui.clear.href = urlWith({ id: null, max: null, rank: "" });
 }
@@ -65,57 +70,75 @@ function showStoredQuery(image) {
   ui.queryOpen.onclick = () => openPicture(image);
 }
 
-function ask(offset, signal) {
+const pageSize = () => Math.min(PAGE, stats.max_k);
+
+function ask(offset) {
   const { id, max, rank, filters } = wanted();
-  const fields = [["k", PAGE], ["offset", offset], ...filters];
+  const fields = [["k", pageSize()], ["offset", offset], ...filters];
   if (max !== null) fields.push(["max_distance", max]);
   if (rank) fields.push(["rank", rank]);
   if (offset === 0) fields.push(["include", "histogram"]);
-  if (id !== null) return api(`${imagePath(id)}/similar?${new URLSearchParams(fields)}`, { signal });
+  if (id !== null) return api(`${imagePath(id)}/similar?${new URLSearchParams(fields)}`, { signal: current });
   const body = new FormData();
   for (const file of query.upload.files) body.append("image", file);
   for (const [name, value] of fields) body.append(name, value);
-  return api("v1/search", { method: "POST", body, signal });
+  return api("v1/search", { method: "POST", body, signal: current });
 }
 
 // Fills the results; `least` is how many there were before Back or a reload.
 export async function search(signal, least) {
-  const { id } = wanted();
+  const { id, max, filters } = wanted();
+  current = signal;
   ui.results.ariaBusy = "true";
-  const [answer, image] = await Promise.all([ask(0, signal), id === null ? null : api(imagePath(id), { signal })]);
+  ui.more.hidden = true; // or hits that are restored here would be fetched by showMore(), too
+  const [answer, image] = await Promise.all([ask(0), id === null ? null : api(imagePath(id), { signal })]);
   if (image) showStoredQuery(image);
   hits = [];
   seen = 0;
   ranked = answer.ranked_by;
   ui.hits.replaceChildren();
-  // A stored query that passes the filters is counted at distance 0, but is not a result.
-  const own = answer.hits.some((hit) => hit.id === id);
-  const histogram = (answer.histogram ?? []).map((n, distance) => n - (own && distance === 0));
-  showRadius(histogram, wanted().max);
+  histogram = answer.histogram ?? [];
+  isLeftOut = false;
+  showRadius(histogram, max);
+  if (id !== null && !filters.length) leaveOutQuery();
   addHits(answer);
   showSummary(answer);
-  for (let page = 1; hits.length < least && next !== null; page += 1) addHits(await ask(next, signal));
+  while (hits.length < least && next !== null) addHits(await ask(next));
+  showCounts();
   ui.results.ariaBusy = "false";
 }
 
-const found = () => Math.max(hits.length, withinDistance(wanted().max ?? Infinity)); // a store may not count distances
+// A stored query that passes the filters is counted at distance 0, but is not a result.
+function leaveOutQuery() {
+  if (isLeftOut || !histogram.length) return;
+  isLeftOut = true;
+  histogram[0] -= 1;
+  showRadius(histogram, wanted().max);
+}
 
 function addHits(answer) {
   next = answer.next_offset;
+  isCut = next === null && answer.hits.length === pageSize();
+  if (answer.hits.some(({ id }) => id === query.id)) leaveOutQuery();
   for (const hit of answer.hits) {
     if (hit.id === query.id) seen = 1;
     else hits.push({ ...hit, ...rankOf(hit.rank - seen, hit.distance) });
   }
   ui.hits.append(...hits.slice(ui.hits.children.length).map(hitCard));
-  remember({ loaded: hits.length });
+}
+
+function showCounts() {
+  const { max } = wanted();
+  const found = histogram.length ? withinDistance(max ?? Infinity) : null;
+  ui.status.textContent = hits.length && found !== null ? `${counted(found, noun())}${max === null ? "" : ` within ${counted(max, "bit")}`}` : "";
   ui.more.hidden = next === null;
-  ui.end.hidden = next !== null || hits.length < PAGE;
-  ui.end.textContent = hits.length < found() ? `Showing the first ${number(hits.length)}, the most that this service lists.` : `Showing all ${number(found())}.`;
+  ui.end.hidden = next !== null || (hits.length < PAGE && !isCut);
+  ui.end.textContent = isCut && hits.length !== found ? `Showing the first ${number(hits.length)}, the most that this service lists.` : `Showing all ${number(hits.length)}.`;
+  remember({ loaded: hits.length });
 }
 
 function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {
   const { max, filters } = wanted();
-  ui.status.textContent = hits.length ? `${counted(found(), noun())}${max === null ? "" : ` within ${counted(max, "bit")}`}` : "";
   pairs(ui.summary, [
     ["Code", counted(n_bits, "bit")],
     ["Encode", encode_ms > 0 ? ms(encode_ms) : "stored code"],
@@ -157,21 +180,21 @@ function hitCard(hit) {
 }
 
 export function showAgain(hit) { // after its labels changed
-  const at = hits.findIndex(({ id }) => id === hit.id);
-  if (at < 0) return;
-  hits[at] = hit;
-  ui.hits.children[at].replaceWith(hitCard(hit));
+  const card = ui.hits.children[hits.indexOf(hit)];
+  if (!card) return; // of a search that is no longer shown
+  card.querySelector(".chips").replaceChildren(...chips(hit.labels, query.labels, CHIPS));
+  for (const image of card.querySelectorAll("img")) image.alt = described(hit);
 }
 
 const showMore = oneAtATime(async () => {
-  if (next === null) return;
-  const before = hits;
   const { length } = hits;
+  const signal = current;
   const byKeyboard = document.activeElement === ui.more;
   try {
     const answer = await ask(next);
-    if (hits !== before) return; // another search has begun meanwhile
+    if (signal.aborted) return;
     addHits(answer);
+    showCounts();
     if (byKeyboard) ui.hits.children[length]?.querySelector("button").focus({ preventScroll: true });
   } catch (error) {
     fail(error, showMore);

@@ -1,6 +1,7 @@
 // Requests to the service, signing in, and what the collection holds.
 
-import { asked, ui } from "/web/dom.js";
+import { asked, fail, ui } from "/web/dom.js";
+import { forgetAll } from "/web/uploads.js";
 
 export let stats = null; // of /v1/stats; null until they have arrived
 export let session = { key: null, role: "read" };
@@ -19,13 +20,20 @@ export async function loadStats() {
     location.replace(collections[0].url);
     await new Promise(() => {}); // until the user leaves this page
   }
-  ui.collection.replaceChildren(...collections.map(({ name, url }) => new Option(name, url, false, url === location.pathname)));
+  ui.collection.replaceChildren(...collections.map(({ name, url }) => {
+    const isHere = decodeURI(url) === decodeURI(location.pathname);
+    return new Option(name, url, isHere, isHere);
+  }));
   ui.choice.hidden = collections.length < 2;
   stats = await api("v1/stats");
   session = await api("/v1/session");
 }
 
-ui.collection.onchange = () => location.assign(ui.collection.value);
+ui.collection.onchange = () => {
+  const { value } = ui.collection;
+  for (const option of ui.collection.options) option.selected = option.defaultSelected; // Back shows the page as it was left
+  location.assign(value);
+};
 
 export const json = (method, content) => ({ method, headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
 
@@ -34,23 +42,25 @@ export async function api(path, options = {}) {
   for (;;) {
     const response = await fetch(path, options).catch((error) => {
       if (error.name === "AbortError") throw error;
+      ui.starting.textContent = "";
       throw new Error("Cannot reach the service. Is it still running?");
     });
-    if (response.ok) {
-      ui.starting.textContent = "";
-      return response.status === 204 ? null : response.json();
+    const { status, ok, headers } = response;
+    const mayWait = status === 503 || status === 429;
+    const { type = "", detail, title } = ok ? {} : await response.json().catch(() => ({}));
+    ui.starting.textContent = !mayWait ? ""
+      : type.endsWith(":NotReady") ? "The service is starting. This page will continue when it is ready."
+      : `The service is busy${detail ? `: ${detail}` : ""}. This page will try again automatically.`;
+    if (ok) return status === 204 ? null : response.json();
+    if (mayWait) {
+      await new Promise((done) => setTimeout(done, 1000 * Math.min(Number(headers.get("Retry-After")) || 1, 30)));
+      options.signal?.throwIfAborted();
+    } else if (status === 401 && type.endsWith(":KeyNeeded")) {
+      if (!(await signIn())) throw new Error("Sign in to continue.");
+    } else {
+      const message = detail || title || `The service returned ${status} ${response.statusText}.`;
+      throw Object.assign(new Error(message), { status, final: status < 500 && status !== 401 });
     }
-    const { type = "", detail, title } = await response.json().catch(() => ({}));
-    if (response.status === 401 && type.endsWith(":KeyNeeded") && (await signIn())) continue;
-    if (response.status !== 503 && response.status !== 429) {
-      const message = detail || title || `The service returned ${response.status} ${response.statusText}.`;
-      throw Object.assign(new Error(message), { final: response.status < 500 && response.status !== 401 });
-    }
-    ui.starting.textContent = type.endsWith(":NotReady")
-      ? "The service is starting. This page will continue when it is ready."
-      : "The service is busy. This page will try again automatically.";
-    await new Promise((done) => setTimeout(done, 1000 * Math.min(Number(response.headers.get("Retry-After")) || 1, 30)));
-    options.signal?.throwIfAborted();
   }
 }
 
@@ -68,6 +78,7 @@ ui.signInForm.onsubmit = async (event) => {
   const headers = { Authorization: `Bearer ${ui.key.value.trim()}` };
   const response = await fetch("/v1/session", { method: "POST", headers }).catch(() => null);
   if (response?.ok) {
+    session = await response.json();
     ui.key.value = "";
     ui.signIn.close("done");
   } else {
@@ -78,6 +89,11 @@ ui.signInForm.onsubmit = async (event) => {
 };
 
 ui.signOut.onclick = async () => {
-  await fetch("/v1/session", { method: "DELETE" });
-  location.assign("./");
+  try {
+    await api("/v1/session", { method: "DELETE" });
+    await forgetAll();
+    location.assign("./");
+  } catch (error) {
+    fail(error);
+  }
 };

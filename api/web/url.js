@@ -2,7 +2,7 @@
 // Links, Reload, Back and Forward all end in show(). history.state has what a URL cannot share: the dropped picture, and
 // the scroll position.
 
-import { ui } from "/web/dom.js";
+import { focusTitle, ui } from "/web/dom.js";
 import { ofVectors, stats } from "/web/service.js";
 
 const VIEWS = ["duplicates", "overview"]; // besides searches and the list of all pictures
@@ -51,9 +51,12 @@ export async function go(href, state = null) {
 
 // For show() when it has shown everything.
 export function arrived() {
-  if (moved) ui.main.querySelector("section:not([hidden]) h2").focus({ preventScroll: true });
+  if (moved) focusTitle();
   moved = false;
 }
+
+// Which query and filters are shown: a slider that moved on another page counts no more.
+export const place = () => `${location.search} ${history.state?.upload}`;
 
 // Another filter is a step in the history; a radius or an order is not.
 export function refine(changes, { step = false } = {}) {

@@ -5,6 +5,7 @@ import re
 import shutil
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -172,6 +173,253 @@ def test_results_go_on_to_the_last_and_back_returns_to_the_place(browse, site):
     wait_until(lambda: abs(page.evaluate("scrollY") - before) < 50)
 
 
+def hold(page, pattern, method="GET"):
+    """Keep matching requests waiting: `wait()` until there is one, `answer()` lets them, and later ones, through."""
+    held, is_open = [], []
+
+    def handle(route):
+        if is_open or route.request.method != method:
+            route.fallback()
+        else:
+            held.append(route)
+
+    def answer():
+        is_open.append(True)
+        for route in held:
+            route.continue_()
+        page.wait_for_timeout(300)
+
+    page.route(pattern, handle)
+
+    def wait():
+        wait_until(lambda: page.wait_for_timeout(20) or held, 20)
+
+    return SimpleNamespace(wait=wait, answer=answer)
+
+
+def to_the_end(page):
+    """Scroll until all hits are there."""
+    expect(page.locator("#hits > li").first).to_be_visible()
+    while page.locator("#more").is_visible():
+        page.mouse.wheel(0, 3000)
+        page.wait_for_timeout(50)
+
+
+def delete_shown(page):
+    """Delete the picture in the dialog."""
+    page.locator("#pictureDelete").click()
+    page.locator("#confirm").get_by_role("button", name="Delete").click()
+
+
+def test_hits_appear_once_after_a_deletion(browse, own_site):
+    page = browse(f"{own_site}/?id=7")
+    to_the_end(page)
+    page.route("**/similar?*offset=48*", lambda route: (page.wait_for_timeout(500), route.fallback()))
+    page.locator("#hits .frame").nth(100).click()
+    delete_shown(page)
+    expect(page.locator("#notice")).to_contain_text("was deleted")
+    page.wait_for_timeout(1000)
+    expect(page.locator("#hits > li")).to_have_count(N - 2)
+    assert len(set(shown(page))) == N - 2
+
+
+def test_an_answer_that_arrives_after_its_page_was_left_changes_nothing(browse, own_site):
+    page = browse(f"{own_site}/?id=7")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    more = hold(page, "**/similar?*offset=48*")
+    page.locator("#more").scroll_into_view_if_needed()
+    more.wait()
+    page.locator("#clear").click()
+    expect(page.locator("#storedList a").first).to_be_visible()
+    more.answer()
+    expect(page.locator("#error")).to_be_hidden()
+
+    page.goto(f"{own_site}/?id=7")
+    page.locator("#hits .frame").first.click()
+    title = page.locator("#pictureTitle").text_content()
+    deletion = hold(page, "**/v1/images/*", "DELETE")
+    delete_shown(page)
+    deletion.wait()
+    page.locator("#clear").click()
+    expect(page.locator("#storedTitle")).to_have_text(f"{N} pictures")
+    deletion.answer()
+    expect(page.locator("#notice")).to_have_text(f"{title} was deleted.")
+    expect(page.locator("#storedTitle")).to_have_text(f"{N - 1} pictures")
+
+    page.goto(f"{own_site}/?id=7&max_distance=30&rank=hamming")
+    page.locator("#queryOpen").click()
+    delete_shown(page)
+    expect(page.locator("#storedTitle")).to_have_text(f"{N - 2} pictures")
+    assert page.url == f"{own_site}/"
+    page.close()
+
+
+def test_labels_that_are_saved_late_leave_the_hits_of_another_query_alone(browse, own_site):
+    page = browse(f"{own_site}/?id=1")
+    cards = "nodes => Object.fromEntries(nodes.map((node) => [node.querySelector('.frame').ariaLabel, node.innerText]))"
+    expect(page.locator("#hits > li").first).to_be_visible()
+    before = page.locator("#hits > li").evaluate_all(cards)
+    page.locator("#hits").get_by_role("link").first.click()
+    wait_until(lambda: page.locator("#hits > li").evaluate_all(cards) != before, 20)
+    name = next(
+        name
+        for name, text in page.locator("#hits > li").evaluate_all(cards).items()
+        if before.get(name, text).split()[:2] != text.split()[:2]
+    )
+    page.get_by_role("button", name=name, exact=True).click()
+    page.locator("#pictureRelabel").click()
+    saving = hold(page, "**/v1/images/*", "PATCH")
+    page.fill("#newLabels", "late")
+    page.press("#newLabels", "Enter")
+    saving.wait()
+    page.go_back()
+    wait_until(lambda: {f"Open picture {number}" for number in shown(page)} == set(before), 20)
+    saving.answer()
+    expect(page.locator("#names option[value=late]")).to_have_count(1)
+    assert page.locator("#hits > li").evaluate_all(cards)[name] == before[name]
+
+
+def test_the_next_picture_takes_the_place_of_the_former_one_at_once(browse, site):
+    page = browse(f"{site}/?id=7")
+    page.locator("#hits .frame").first.click()
+    image = page.locator("#pictureImage")
+    wait_until(lambda: image.evaluate("image => image.naturalWidth"))
+    former = image.screenshot()
+    following = hold(page, "**/file?size=1024")
+    page.locator("#next").click()
+    following.wait()
+    assert image.screenshot() != former
+    following.answer()
+
+
+def without_histogram(route):
+    """Answer as for a collection in Milvus."""
+    answer = route.fetch()
+    route.fulfill(response=answer, json={**answer.json(), "histogram": None})
+
+
+def test_what_the_service_lists_at_most_is_said(browse, many, site):
+    page = browse(site)
+    page.route("**/similar?*", without_histogram)
+    page.goto(f"{site}/?id=7")
+    to_the_end(page)
+    expect(page.locator("#end")).to_have_text(f"Showing all {N - 1}.")
+    assert page.locator("#status").text_content() == ""
+    for max_k in (96, 10):
+        with listening(many, read_only=True, max_k=max_k) as url:
+            page = browse(url)
+            for _ in range(2):
+                page.goto(f"{url}/?id=7")
+                to_the_end(page)
+                expect(page.locator("#end")).to_have_text(
+                    f"Showing the first {max_k - 1}, the most that this service lists."
+                )
+                page.route("**/similar?*", without_histogram)
+            page.close()
+
+
+def test_the_query_does_not_count_itself_among_many_copies(browse, own_site):
+    with Client(own_site) as client:
+        list(client.add_many((client.file(1), {"key": f"copy {n}", "labels": ["copy"]}) for n in range(50)))
+    page = browse(f"{own_site}/?id={N + 50}")
+    expect(page.locator("#status")).to_have_text(f"{N + 49} pictures")
+    page.goto(f"{own_site}/?id={N + 50}&label=copy")
+    to_the_end(page)
+    expect(page.locator("#status")).to_have_text("49 pictures")
+    expect(page.locator("#within")).to_contain_text("49 pictures")
+    assert page.locator("#hits .rank > [aria-hidden]").last.text_content() == "1–49"
+
+
+def test_a_crop_is_of_the_shown_picture_and_has_at_most_2048_pixels_a_side(browse, site):
+    page = browse(f"{site}/?id=7")
+    page.locator("#crop").click()
+    expect(page.locator("#cropSearch")).to_be_enabled()
+    page.keyboard.press("Escape")
+    page.locator("#hits").get_by_role("link").first.click()
+    expect(page.locator("#queryTitle")).not_to_have_text("Picture 7")
+    slow = hold(page, "**/file")
+    page.locator("#crop").click()
+    expect(page.locator("#cropSearch")).to_be_disabled()
+    assert page.locator("#cropImage").evaluate("image => image.naturalWidth") == 0
+    slow.answer()
+    page.keyboard.press("Escape")
+    wide = {"name": "wide.png", "mimeType": "image/png", "buffer": encoded(draw(7, (4000, 40)))}
+    page.set_input_files("#file", wide)
+    expect(page.locator("#queryTitle")).to_have_text("wide.png")
+    page.locator("#crop").click()
+    page.locator("#cropSearch").click()
+    expect(page.locator("#queryTitle")).to_have_text("Part of wide.png")
+    wait_until(lambda: page.locator("#queryOpen img").evaluate("image => image.naturalWidth") == 2048, 20)
+    page.evaluate("() => { HTMLCanvasElement.prototype.toBlob = (done) => done(null); }")
+    page.locator("#crop").click()
+    page.locator("#cropSearch").click()
+    expect(page.locator("#error")).to_contain_text("could not be cut out")
+    page.close()
+
+
+def test_a_dialog_closes_only_on_a_click_outside_it(browse, own_site):
+    page = browse(own_site)
+    data = encoded(draw(900), "JPEG")
+    page.set_input_files("#file", {"name": "new.jpg", "mimeType": "image/jpeg", "buffer": data})
+    page.locator("#addOpen").click()
+    page.fill("#addLabels", "typed before")
+    dialog, field = page.locator("#add").bounding_box(), page.locator("#addLabels").bounding_box()
+    page.mouse.click(dialog["x"] + 5, dialog["y"] + 5)
+    expect(page.locator("#add")).to_be_visible()
+    page.mouse.move(field["x"] + 30, field["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(5, 5)
+    page.mouse.up()
+    expect(page.locator("#add")).to_be_visible()
+    page.mouse.click(5, 5)
+    expect(page.locator("#add")).to_be_hidden()
+    page.locator("#crop").click()
+    page.mouse.click(5, 5)
+    expect(page.locator("#cropper")).to_be_hidden()
+
+
+def test_what_went_wrong_is_said_and_disappears_with_it(browse, site):
+    page = browse(f"{site}/?id=7")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    page.route("**/similar?*offset=48*", lambda route: route.fulfill(status=500), times=1)
+    page.locator("#more").scroll_into_view_if_needed()
+    page.locator("#retry").click()
+    expect(page.locator("#error")).to_be_hidden()
+    expect(page.locator("#hits > li").nth(50)).to_be_attached()
+
+    answers = [
+        (503, {"type": "urn:hashseek:NotReady"}),
+        (500, {"type": "urn:hashseek:NotLoaded", "detail": "the model is missing"}),
+        (503, {"detail": "too many uploads"}),
+    ]
+    page.route("**/v1/stats", lambda route: route.fulfill(status=answers[0][0], json=answers.pop(0)[1]), times=3)
+    page.reload()
+    expect(page.locator("#error")).to_contain_text("the model is missing")
+    expect(page.locator("#starting")).to_be_empty()
+    page.locator("#retry").click()
+    expect(page.locator("#starting")).to_contain_text("too many uploads")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    expect(page.locator("#starting")).to_be_empty()
+
+    page.evaluate("() => { File.prototype.arrayBuffer = () => Promise.reject(new Error('changed on disk')); }")
+    page.set_input_files("#file", {"name": "gone.jpg", "mimeType": "image/jpeg", "buffer": b"-"})
+    expect(page.locator("#errorText")).to_have_text("The file cannot be read. Choose it again.")
+    page.close()
+    assert all(re.search("500|503", message) for message in browse.wrong)
+    browse.wrong.clear()
+
+
+def test_a_slider_that_was_just_moved_does_not_limit_the_next_page(browse, site):
+    page = browse(f"{site}/?id=7")
+    expect(page.locator("#max")).to_be_visible()
+    page.locator("#max").evaluate(
+        "slider => { slider.value = 3; slider.oninput(); document.querySelector('#clear').click(); }"
+    )
+    expect(page.locator("#storedList a").first).to_be_visible()
+    page.wait_for_timeout(500)
+    assert page.url == f"{site}/"
+
+
 def test_filters_apply_to_the_search_and_are_in_the_address(browse, site):
     page = browse(f"{site}/?id=7")
     add_filter(page, "label", "three")
@@ -218,7 +466,7 @@ def test_the_radius_counts_as_it_moves_and_then_limits_the_search(browse, site):
     expect(page.locator("#hits > li")).to_have_count(found)
     assert page.locator("#max").evaluate("node => node === document.activeElement")
     page.goto(page.url.replace("&label=even", ""))
-    expect(page.locator("#expected")).to_contain_text(f"{100 * precision:.0f} %")
+    expect(page.locator("#expected")).to_contain_text(f"{100 * precision:.0f}%")
     page.go_back()
     expect(page.locator("#hits > li")).to_have_count(found)
     page.locator("#max").press("End")
@@ -423,6 +671,35 @@ def test_a_double_click_on_a_button_of_duplicates_counts_once(browse, own_site):
     expect(page.locator("#duplicatesStatus")).to_have_text(f"{expected['total'] - 1} groups to review")
 
 
+def test_pictures_deleted_elsewhere_and_parts_of_groups_hide_no_other_group(browse, own_site):
+    with Client(own_site) as client:
+        list(
+            client.add_many((client.file(n), {"key": f"{copy} copy of {n}"}) for n in range(1, 91, 3) for copy in "ab")
+        )
+    page = browse(f"{own_site}/?view=duplicates")
+    expect(page.locator("#groups > li")).to_have_count(20)
+    expected = ask(page, "/v1/duplicates?radius=0&limit=100")["groups"]
+    assert 20 < len(expected) < 40
+    groups = [[image["id"] for image in group["images"]] for group in expected]
+    for at in range(20):
+        item = page.locator("#groups > li").nth(at)
+        item.locator("input").first.check()
+        item.get_by_role("button", name="Delete 1 picture").click()
+        if at == 0:  # it is deleted elsewhere, too
+            httpx.delete(f"{own_site}/v1/images/{groups[0][0]}").raise_for_status()
+        page.locator("#confirm").get_by_role("button", name="Delete").click()
+        expect(item.locator("input")).to_have_count(len(groups[at]) - 1)
+    expect(page.locator("#error")).to_be_hidden()
+    httpx.post(f"{own_site}/v1/duplicates/kept", json={"ids": groups[19][1:]}).raise_for_status()
+    while page.locator("#moreGroups").is_visible():
+        page.locator("#moreGroups").click()
+        page.wait_for_timeout(100)
+    assert groups_shown(page) == [group[1:] for group in groups[:20]] + groups[20:]
+    page.close()
+    assert all("404" in message for message in browse.wrong)
+    browse.wrong.clear()
+
+
 def test_the_overview_has_a_map_whose_dots_lead_to_searches(browse, site):
     page = browse(f"{site}/?id=7")
     page.locator("#toOverview").click()
@@ -507,6 +784,9 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many,
             page.press("#key", "Enter")
             assert page.locator("#key").evaluate("key => key.checkValidity()") == is_key
         expect(page.locator("#signInError")).not_to_be_empty()
+        page.keyboard.press("Escape")
+        expect(page.locator("#errorText")).to_have_text("Sign in to continue.")
+        page.locator("#retry").click()
         page.fill("#key", secret)
         page.press("#key", "Enter")
         expect(page.locator("#hits > li").first).to_be_visible()
@@ -517,9 +797,12 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many,
         assert not page.locator("#pictureDelete").is_visible()
         page.keyboard.press("Escape")
         page.locator("#toOverview").click()
+        page.route("**/v1/session", lambda route: route.abort(), times=1)
+        page.locator("#signOut").click()
+        expect(page.locator("#error")).to_contain_text("Cannot reach the service")
         page.locator("#signOut").click()
         expect(page.locator("#key")).to_be_visible()
-    assert all("401" in message for message in browse.wrong)
+    assert all(re.search("401|ERR_FAILED", message) for message in browse.wrong)
     browse.wrong.clear()
 
 
@@ -560,10 +843,13 @@ def test_a_missing_file_shows_a_message(browse, own_site, many):
         assert page.locator("#storedList img").count() == 4
         page.goto(f"{own_site}/?id=1&where=year=2003")
         page.locator("#hits .frame").click()
-        expect(page.locator("#pictureGone")).to_be_visible()
+        expect(page.locator("#pictureGone")).to_have_text("File missing")
     finally:
         hidden.rename(missing)
-    assert all("410" in message for message in browse.wrong)
+    page.route("**/file?*", lambda route: route.fulfill(status=503))
+    page.goto(f"{own_site}/?where=year<=2004")
+    expect(page.locator("#storedList").get_by_text("Cannot be shown now")).to_have_count(5)
+    assert all(re.search("410|503", message) for message in browse.wrong)
     browse.wrong.clear()
 
 
