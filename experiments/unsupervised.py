@@ -84,11 +84,13 @@ def fitted(method: str, n_bits: int, inputs: Inputs) -> Callable[[NDArray[np.flo
 
 def trained(method: str, n_bits: int) -> Callable[[NDArray[np.float32]], Outputs]:
     """The hash layer of the shipped configuration at this length; a supervised one keeps its best epoch."""
-    settings = (f"model.n_bits={n_bits}", "tracking.tensorboard=false", "train.device=cpu")
-    if method == "tie_aware":  # its configuration sets the factor for 48 bits, and it falls with their number
-        settings += (f"loss.a={0.127 * 48 / n_bits:.4g}",)
+    place = Path(CONFIG.format(TRAINED[method]))
+    settings = [f"model.n_bits={n_bits}", "tracking.tensorboard=false", "train.device=cpu"]
+    shipped = load_config(place)
+    if factor := shipped.loss.options().get("a"):  # of inner products, which grow with the number of bits
+        settings.append(f"loss.a={factor * shipped.model.n_bits / n_bits:.4g}")
     with tempfile.TemporaryDirectory() as folder:
-        return train(load_config(Path(CONFIG.format(TRAINED[method])), settings), Path(folder) / "run")[0].head
+        return train(load_config(place, settings), Path(folder) / "run")[0].head
 
 
 def few(n: int, inputs: Inputs) -> list[str]:

@@ -16,7 +16,7 @@ from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.names import check_image_backbone
 from hashseek.retrieval.models.published_weights import FILES, SUFFIXES, cached, fetch_weights
 
-# Of torchvision's networks that encode above 100 images/s on one core (docs/benchmarks.md), the published weights of
+# Of torchvision's networks that encode above 100 images/s on one core (docs/benchmarks.md), the pretrained weights of
 # this one and of regnet_y_400mf classify ImageNet best (75.3 and 75.8 %); this one needs half of the multiplications.
 DEFAULT_BACKBONE = "mobilenet_v3_large"
 DEFAULT_BITS = 128
@@ -31,8 +31,8 @@ class FitOptions:
         n_bits: K; None: `DEFAULT_BITS`.
         backbone: a network for images; None: that of `weights` if they are a checkpoint, `DEFAULT_BACKBONE` if they
             are no file. Plain weights in a file need its name.
-        weights: "default" (the published ones, like None), "none" (random), or a file, see `load_backbone_weights`.
-        preprocessing: the fields of `Preprocessing` in which the weights differ from the backbone's published ones.
+        weights: "default" (the pretrained ones, like None), "none" (random), or a file, see `load_backbone_weights`.
+        preprocessing: the fields of `Preprocessing` in which the weights differ from the backbone's usual ones.
     """
 
     n_bits: int | None = None
@@ -92,7 +92,7 @@ class FeatureNetwork:
         weights: "default", "none" or the path of a file.
         file: with the weights, which may have to be downloaded; None where timm keeps them.
         own: header of the file if it is a checkpoint, which has the preprocessing.
-        changes: fields in which the preprocessing differs from that header, or from that of the published weights.
+        changes: fields in which the preprocessing differs from that header, or from that of the pretrained weights.
     """
 
     n_bits: int
@@ -103,7 +103,7 @@ class FeatureNetwork:
     changes: Mapping[str, Any]
 
     def download(self) -> None:
-        """Get published weights of torchvision if they are missing.
+        """Get pretrained weights of torchvision if they are missing.
 
         Raises:
             BadCheckpoint: they cannot be downloaded.
@@ -126,7 +126,7 @@ def find_network(options: FitOptions) -> FeatureNetwork:
 
     Raises:
         BadConfig: there is no such backbone, the weights need its name, or a value is outside its limits.
-        BadCheckpoint: there is no such file, it belongs to another backbone, or the backbone has no published weights.
+        BadCheckpoint: there is no such file, it belongs to another backbone, or the backbone has no pretrained weights.
     """
     check_n_bits(options.bits)
     weights = options.weights or "default"
@@ -142,7 +142,7 @@ def find_network(options: FitOptions) -> FeatureNetwork:
     if own is not None and own.backbone != backbone:
         raise BadCheckpoint(f"{file} is a checkpoint of {own.backbone}, not of {backbone}: leave out the backbone")
     if weights == "default" and ":" in backbone and not backbone.startswith("timm:"):
-        raise BadCheckpoint(f"there are no published weights for {backbone}: give a weights file (--weights FILE)")
+        raise BadCheckpoint(f"there are no pretrained weights for {backbone}: give a weights file (--weights FILE)")
     changed(_EXAMPLE, options.preprocessing)
     if weights == "default" and backbone in FILES:
         file = cached(FILES[backbone])
@@ -179,7 +179,7 @@ def _checked_weights(path: Path) -> Header | None:
     """The header of a weights file that is a checkpoint of Hashseek; None for plain weights."""
     if not path.is_file():
         raise BadCheckpoint(
-            f"there is no weights file {path}: correct the path, or leave it out to use the published weights"
+            f"there is no weights file {path}: correct the path, or leave it out to use the pretrained weights"
         )
     if path.suffix not in SUFFIXES:
         raise BadCheckpoint(f"a weights file must end in {', '.join(SUFFIXES)}, got {path.name}")

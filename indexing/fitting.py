@@ -1,6 +1,6 @@
 """Fits the hash layer of a collection to its own pictures, without labels: when it is created, and for a refit.
 
-The backbone is a published network and stays as it is.
+The backbone is a pretrained network and stays as it is.
 """
 
 from __future__ import annotations

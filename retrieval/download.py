@@ -1,4 +1,4 @@
-"""Downloads large files: published weights, and the archives of public data sets.
+"""Downloads large files: pretrained weights, and the archives of public data sets.
 
 An interrupted download is resumed, which neither torch.hub nor pooch can do: one archive of COCO has 13 GB.
 """

@@ -119,7 +119,8 @@ class RequestLimits:
             await self.app(inner, receive, answer)
         finally:
             self._in_progress -= changing
-            scope.update({"route": inner["route"]} if "route" in inner else {})  # for the metrics
+            if "route" in inner:  # for the metrics
+                scope["route"] = inner["route"]
 
     def _wrong_host(self, headers: Headers) -> Response | None:
         name = _host_name(headers.get("host", ""))

@@ -20,7 +20,7 @@ from hashseek.retrieval.files import fsync_folder
 
 log = logging.getLogger("hashseek")
 
-FILES = 8  # files of stored images that are read at a time, each of up to 256 MiB; others wait without a thread
+MAX_FILE_READS = 8  # stored files of up to 256 MiB that are read at a time; further requests wait without a thread
 IN_FLIGHT_SECONDS = 30.0  # that requests have to finish before the files of a collection are deleted
 
 
@@ -34,7 +34,7 @@ class Collections:
         self.settings = settings
         self._shared = Shared()
         self.decoders = self._shared.decoders
-        self.files = CapacityLimiter(FILES)
+        self.file_reads = CapacityLimiter(MAX_FILE_READS)
         self._services = {name: self._service(name, folder) for name, folder in settings.folders().items()}
         self.several = "" not in self._services
         self._opening = threading.Lock()

@@ -247,15 +247,15 @@ def create_collection(
 ) -> ImageCollection:
     """Create a collection of images without a checkpoint, by fitting a hash layer to them without labels.
 
-    The features are those of a published network; at most 20,000 of the images are used for the fit.
+    The features are those of a pretrained network; at most 20,000 of the images are used for the fit.
 
     Args:
         folder: a new or an empty one.
         sources, labels, on_error: see `ImageCollection.add`.
         n_bits: length of the codes.
         backbone: a torchvision network, or timm:NAME; default: mobilenet_v3_large.
-        weights: a weights file; default: the published weights, which are downloaded once.
-        preprocessing: how the file's weights differ from the published ones, such as {"mean": (0.5, 0.5, 0.5)}; the
+        weights: a weights file; default: the pretrained weights, which are downloaded once.
+        preprocessing: how the file's weights differ from the pretrained ones, such as {"mean": (0.5, 0.5, 0.5)}; the
             fields are those of `Preprocessing`.
         keep_features: also store the features, for `rank="float"`.
         options: see `open_collection`.

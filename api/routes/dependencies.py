@@ -18,6 +18,8 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadConfig
 
+URL_SECONDS = 10.0  # for a download during a request; after that, the client gets an error
+
 
 async def get_collections(request: Request) -> Collections:
     """The collections of this application."""

@@ -38,7 +38,14 @@ from hashseek.api.messages.schemas import (
     Removed,
     shown_path,
 )
-from hashseek.api.routes.dependencies import CollectionsDep, NoQueryDep, SearcherDep, WritableDep, refuse_body
+from hashseek.api.routes.dependencies import (
+    URL_SECONDS,
+    CollectionsDep,
+    NoQueryDep,
+    SearcherDep,
+    WritableDep,
+    refuse_body,
+)
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.remote import MAX_BYTES, is_remote
@@ -47,7 +54,6 @@ from hashseek.indexing.uris import is_there, open_uri
 from hashseek.retrieval.errors import BadConfig, BadImage, HashseekError, UnknownImage
 from hashseek.retrieval.images import LoadedFile
 
-_URL_SECONDS = 10.0  # for downloading a stored image
 _SUFFIX = {
     "image/jpeg": ".jpg",
     "image/mpo": ".jpg",
@@ -160,7 +166,7 @@ async def get_file(
     """The file of a stored image, or a JPEG thumbnail of it. 304 if the client sends the current ETag."""
     known = request.headers.get("if-none-match", "")
     work = partial(_file, image_id, searcher, collections.decoders, parameters.size, known)
-    return await to_thread.run_sync(work, limiter=collections.files)
+    return await to_thread.run_sync(work, limiter=collections.file_reads)
 
 
 def _file(image_id: int, searcher: Searcher, decoders: Decoders, size: int | None, known: str) -> Response:
@@ -183,7 +189,7 @@ def _file(image_id: int, searcher: Searcher, decoders: Decoders, size: int | Non
             headers["Content-Length"] = str(os.fstat(opened.fileno()).st_size)
             return StreamingResponse(chain([first], chunks), media_type=stored.media_type, headers=headers)
         # A file, a member of a tar, or a URL: `index add --url-megabytes` may have allowed a larger one.
-        data = open_uri(uri, max_bytes=max(MAX_BYTES, stored.bytes), seconds=_URL_SECONDS)
+        data = open_uri(uri, max_bytes=max(MAX_BYTES, stored.bytes), seconds=URL_SECONDS)
     except (BadImage, OSError) as error:
         if is_remote(uri):
             log.warning("image %d: %s", image_id, error)

@@ -19,12 +19,10 @@ from hashseek.api.messages.parameters import (
 )
 from hashseek.api.messages.reading import body_of, documented_body, documented_query, query_of
 from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
-from hashseek.api.routes.dependencies import NoQueryDep, SearcherDep, ServiceDep
+from hashseek.api.routes.dependencies import URL_SECONDS, NoQueryDep, SearcherDep, ServiceDep
 from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.retrieval.errors import BadConfig, ForeignCodes
-
-_URL_SECONDS = 10.0  # for a download; after that, the client gets an error
 
 router = APIRouter(prefix="/v1", tags=["search"])
 
@@ -52,7 +50,7 @@ def _download(service: Service, url: str) -> bytes:
             "this service does not download pictures: upload the picture, or start the service with --url-host HOST"
         )
     allowed = [host.lower() for host in settings.url_hosts]
-    return fetch(url, only=allowed, max_bytes=settings.max_upload_bytes, seconds=_URL_SECONDS)
+    return fetch(url, only=allowed, max_bytes=settings.max_upload_bytes, seconds=URL_SECONDS)
 
 
 def _search_with(searcher: Searcher, query: SearchQuery, options: SearchOptions) -> Answer:

@@ -30,7 +30,7 @@ Weights = Annotated[
 PreprocessingOption = Annotated[
     str | None,
     typer.Option(
-        help="How the input of the weights differs from that of the published ones: size, mean, std, crop_fraction "
+        help="How the input of the weights differs from that of the pretrained ones: size, mean, std, crop_fraction "
         "or interpolation, such as mean=0.5,std=0.5 or mean=0.48/0.46/0.41."
     ),
 ]

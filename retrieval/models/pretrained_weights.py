@@ -1,4 +1,4 @@
-"""Loads weights into a backbone: published ones, or a local file, which is read as tensors and never executed."""
+"""Loads weights into a backbone: pretrained ones, or a local file, which is read as tensors and never executed."""
 
 import re
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> No
     if weights == "none" or (weights == "default" and name == PIXELS):
         return
     if weights == "default" and name not in FILES and not name.startswith(TIMM):
-        raise BadCheckpoint(f"there are no published weights for {name}: set model.weights to none or a file")
+        raise BadCheckpoint(f"there are no pretrained weights for {name}: set model.weights to none or a file")
     downloads = weights == "default" or weights in weight_sets(name)
     state = _downloaded(name, weights) if downloads else _read_state(Path(weights))
     _load_matching(backbone, state, name=name, source=weights)

@@ -15,7 +15,7 @@ _SOURCE = "https://download.pytorch.org/models/"
 
 
 def cached(file: str) -> Path:
-    """The path of a file of published weights once it is downloaded."""
+    """The path of a file of pretrained weights once it is downloaded."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TORCH_HOME") or f"{cache}/torch"
     return Path(home).expanduser() / "hub" / "checkpoints" / file

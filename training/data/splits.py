@@ -192,8 +192,10 @@ def _fingerprint(parts: Mapping[str, Split], files: Mapping[str, Sequence[str]],
 def check_label_names(label_names: Sequence[str], *, source: str) -> None:
     """Raise `BadDataset` unless there are at least two labels, all of them UTF-8 (folders may have other names)."""
     for name in label_names:
-        if not name.isprintable() and any("\ud800" <= character <= "\udfff" for character in name):
-            raise BadDataset(f"the label {name!r} of {source} is not UTF-8: rename it")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise BadDataset(f"the label {name!r} of {source} is not UTF-8: rename it") from None
     if len(label_names) < 2:
         found = f"only one label ({label_names[0]!r})" if label_names else "no labels"
         raise BadDataset(f"{source} has {found}: training needs at least two, to learn which images are similar")
