@@ -60,7 +60,9 @@ PLOTS = {
         "Database images by Hamming distance. An image with several of these labels has the colour of the rarest one.",
     ),
     "tsne_outputs": Plot(
-        "map", "t-SNE of the outputs", "The same images, projected by the angle between the model's real outputs."
+        "map",
+        "t-SNE of the outputs",
+        "The same images, projected by the angle between the model's real-valued outputs.",
     ),
 }
 

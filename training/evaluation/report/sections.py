@@ -49,9 +49,10 @@ def sections(report: EvaluationReport) -> list[Section]:
         Section(
             "rankings",
             "Rankings",
-            "The whole database, ranked in several ways: hamming compares codes; asymmetric compares the query's real "
-            "outputs with the stored bits; float compares features by their cosine. hamming is the expectation over "
-            "ties, the other two take ties in the order of the database. `hashseek search --rank` has the same three."
+            "The whole database, ranked in several ways: hamming compares codes; asymmetric compares the query's "
+            "real-valued outputs with the stored bits; float compares features by their cosine. hamming is the "
+            "expectation over ties, the other two take ties in the order of the database. `hashseek search --rank` has "
+            "the same three."
             f"{_HYP2 if any(score.rank == 'hyp2' for score in report.rankings) else ''}",
             [_rankings(report)] if report.rankings else [],
         ),
