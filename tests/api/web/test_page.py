@@ -88,12 +88,14 @@ def site(many):
 
 
 @pytest.fixture
-def own_site(many, tmp_path):
+def own_site(many, tmp_path, chromium):
     report = tmp_path / "reports" / "evaluation-best" / "report.html"
     report.parent.mkdir(parents=True)
     report.write_text("<!doctype html><title>Report</title><style>p { color: #123456 }</style><p>mAP@100 is 0.5")
     with listening(shutil.copytree(many, tmp_path / "collection"), reports=tmp_path / "reports") as url:
         yield url
+        for context in chromium.contexts:  # or what a page still loads would fail when the service has stopped
+            context.close()
 
 
 def ask(page, path):
@@ -691,10 +693,13 @@ def test_pictures_deleted_elsewhere_and_parts_of_groups_hide_no_other_group(brow
         expect(item.locator("input")).to_have_count(len(groups[at]) - 1)
     expect(page.locator("#error")).to_be_hidden()
     httpx.post(f"{own_site}/v1/duplicates/kept", json={"ids": groups[19][1:]}).raise_for_status()
-    while page.locator("#moreGroups").is_visible():
-        page.locator("#moreGroups").click()
+
+    def all_groups():
+        page.locator("#moreGroups").evaluate("button => { if (!button.hidden) button.click(); }")
         page.wait_for_timeout(100)
-    assert groups_shown(page) == [group[1:] for group in groups[:20]] + groups[20:]
+        return groups_shown(page)
+
+    wait_until(lambda: all_groups() == [group[1:] for group in groups[:20]] + groups[20:], 20)
     page.close()
     assert all("404" in message for message in browse.wrong)
     browse.wrong.clear()
