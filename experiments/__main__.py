@@ -70,12 +70,11 @@ def losses(
     ] = "mirflickr",
     method: Methods = None,
     bits: Annotated[list[int] | None, typer.Option(help="Code length; may be repeated. Default: 12 24 36 48.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of runs per method, length and search.")] = 5,
-    searches: Annotated[
-        int, typer.Option(min=1, help="Number of searches, each with other trials and validation images.")
-    ] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of repetitions, each with its own searches and runs of every method.")
+    ] = 5,
     trials: Annotated[
-        int, typer.Option(min=1, help="Number of settings to try for each method at 12 and at 48 bits.")
+        int, typer.Option(min=1, help="Number of settings that each search tries, at 12 and at 48 bits.")
     ] = 12,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each run.")] = 30,
     jobs: Annotated[int, typer.Option(min=1, help="Number of methods to run in parallel.")] = 2,
@@ -93,7 +92,7 @@ def losses(
     from experiments.methods import METHODS
 
     methods, folder = _known(method, METHODS), out or Path("runs") / Path(data).stem
-    experiment = Experiment(data, tuple(bits or (12, 24, 36, 48)), seeds, searches, trials, epochs)
+    experiment = Experiment(data, tuple(bits or (12, 24, 36, 48)), seeds, trials, epochs)
     run(folder, experiment, methods=methods, jobs=jobs, say=_say)
     _show(folder, methods)
 
@@ -120,7 +119,7 @@ def finetuned(
     if unknown := set(lengths) - set(TUNED):
         raise BadConfig(f"no settings are searched at {min(unknown)} bits: choose among {TUNED[0]} and {TUNED[1]}")
     methods = _known(method, METHODS) if method else list(CHOSEN)
-    _searched_budget(out, methods, lengths)
+    _searched_budget(out, methods, lengths, seeds)
     run_finetuned(out, methods, lengths=lengths, seeds=seeds, jobs=jobs, say=_say)
     _show(out / FOLDER, methods)
 
@@ -137,7 +136,7 @@ def hyp2_tables(
     from experiments import hyp2_tables as tables
     from experiments.comparison import TUNED, Experiment
 
-    budget = _searched_budget(out, ["hyp2"], TUNED)
+    budget = _searched_budget(out, ["hyp2"], TUNED, seeds)
     tables.run(out, Experiment(n_seeds=seeds, **budget), jobs=jobs, say=_say)
     typer.echo(tables.as_markdown(out), nl=False)
 
@@ -157,18 +156,17 @@ def unsupervised(
     run(bits or BITS, say=typer.echo)
 
 
-def _searched_budget(folder: Path, methods: Collection[str], lengths: Collection[int]) -> dict[str, int]:
+def _searched_budget(folder: Path, methods: Collection[str], lengths: Collection[int], seeds: int) -> dict[str, int]:
     """What later runs share with the budget of a comparison: its epochs; nothing if the folder does not record them.
 
     Raises:
-        BadConfig: the folder is not a comparison on mirflickr that has chosen settings of the methods at these lengths.
+        BadConfig: the folder is not a comparison on mirflickr that has chosen settings of the methods at these lengths,
+            with these seeds.
     """
-    for method, n_bits in product(methods, lengths):
-        if not (folder / method / f"chosen-{n_bits}.json").is_file():
-            raise BadConfig(
-                f"{folder} has no chosen settings of {method} at {n_bits} bits: run `python -m experiments losses` "
-                "first"
-            )
+    from experiments.comparison import chosen_settings
+
+    for method, n_bits, seed in product(methods, lengths, range(seeds)):
+        chosen_settings(folder, method, n_bits, seed)
     file = folder / "experiment.json"
     if not file.is_file():  # the settings in experiments/results
         return {}

@@ -1,18 +1,16 @@
 """Every method on the same data under one protocol: same network, initialisation, batches, budget and dropout choices.
 
-On photographs the backbone is frozen, so its features are computed once and a run takes seconds. For each method the
-same number of settings is tried at two code lengths on the validation part of the training split, drawn independently
-of the other methods. The best are trained at every length with several seeds, and only those runs are scored on the
-query split, by Hamming distance and by the query's real outputs. A method without a search space has fixed settings.
-Several searches show how much the choice of settings matters. Every finished trial and run is kept, so an interrupted
-comparison continues.
+On photographs the backbone is frozen, so its features are computed once and a run takes seconds. Everything is repeated
+with several seeds: for each method, the same number of settings is tried at two code lengths on the validation part of
+the training split, drawn independently of other methods, data and seeds. The best is trained at every length, and only
+those runs are scored on the query split, by Hamming distance and by the query's real outputs. So the spread over seeds
+includes that of the searches. A method without a search space has fixed settings. Every finished trial and run is kept,
+so an interrupted comparison continues.
 
-    FOLDER/METHOD/chosen-48.json    what the search at 48 bits chose; the second search chosen-48-1.json, and so on
-    FOLDER/METHOD/rows.jsonl        one line per finished run, with the AP of every query
+    FOLDER/METHOD/chosen.jsonl    what each search chose
+    FOLDER/METHOD/rows.jsonl      one line per finished run, with the AP of every query
 """
 
-import json
-import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,22 +24,21 @@ import torch
 from numpy.typing import NDArray
 
 from experiments.inputs import DATA, Inputs, data_of, inputs_of
-from experiments.methods import METHODS, POWERS, log_space
+from experiments.methods import METHODS, POWERS, space_at
 from experiments.processes import in_processes
 from experiments.scoring import N, Outputs, cosine_scores, gallery_scores, scores_of
 from hashseek.retrieval.checkpoint import Checkpoint, load_checkpoint
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.metrics import remarks
 from hashseek.training.config import Config, load_config, read_config
-from hashseek.training.data.datasets import build_splits
-from hashseek.training.loop.epoch import Diverged, OutOfMemory
+from hashseek.training.data.datasets import Splits, build_splits
+from hashseek.training.data.splits import Rows
 from hashseek.training.loop.fit import fit
+from hashseek.training.loop.validation import validation_part
 from hashseek.training.runs.run_folder import read_records, write_or_check, write_records
 from hashseek.training.sweep import sweep
 
-FINALISTS, VALIDATIONS = 3, 3  # number of best trials, each scored on this number of validation parts
-SEEDS_OF_SEARCH = 100  # the seeds of search i and of its runs start at 100 i
 TUNED = (12, 48)  # the lengths at which settings are searched; others use those of the nearest
 _HELD_OUT = 0.3  # the share of the training images that searches validate on
 
@@ -50,23 +47,17 @@ _HELD_OUT = 0.3  # the share of the training images that searches validate on
 class Experiment:
     """One comparison: the same data, code lengths and budget for every method.
 
-    data: a key of `DATA`, or the path of a configuration. bits: code lengths. n_seeds: runs of each length after each
-    search. n_searches: independent searches, with other trials and other validation parts. n_trials: settings that each
-    search tries. epochs: of each run. base: overrides of the configuration, for all methods alike.
+    data: a key of `DATA`, or the path of a configuration. bits: code lengths. n_seeds: repetitions, each with its own
+    searches and validation part. n_trials: settings that each search tries. epochs: of each run. base: overrides of the
+    configuration, for all methods alike.
     """
 
     data: str = "mirflickr"
     bits: tuple[int, ...] = (12, 24, 36, 48)
     n_seeds: int = 5
-    n_searches: int = 1
     n_trials: int = 12
     epochs: int = 30
     base: tuple[str, ...] = ()
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds of the runs at each length."""
-        return [SEEDS_OF_SEARCH * search + i for search in range(self.n_searches) for i in range(self.n_seeds)]
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -87,44 +78,24 @@ def load_inputs(experiment: Experiment) -> Inputs:
     return replace(inputs, gallery=inputs_of(experiment.config(*gallery))) if gallery else inputs
 
 
-def _name_of_search(n_bits: int, search: int) -> str:
-    return f"{n_bits}-{search}" if search else str(n_bits)
-
-
-def tune(method: str, n_bits: int, experiment: Experiment, folder: Path, *, search: int = 0) -> None:
-    """Search the method's settings at a length on the validation part, unless `folder` already has the choice.
-
-    The best trials are trained again with other seeds, which hold out other images, and the best mean is chosen: the
-    differences between good trials are smaller than those between validation parts.
-    """
-    place, name, first_seed = folder / method, _name_of_search(n_bits, search), SEEDS_OF_SEARCH * search
-    if (place / f"chosen-{name}.json").is_file():
+def tune(method: str, n_bits: int, seed: int, experiment: Experiment, folder: Path) -> None:
+    """Search the method's settings at a length on a validation part, unless `folder` already has the choice."""
+    place = folder / method
+    choices = read_records(place / "chosen.jsonl")
+    if any((choice["n_bits"], choice["seed"]) == (n_bits, seed) for choice in choices):
         return
     data, entry = data_of(experiment.data), METHODS[method]
     validation = (f"train.val_fraction={_HELD_OUT}", f"train.val_database={data.val_database}")
-    tuning = (*validation, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}", *entry.settings)
-    content = read_config(data.config, (*experiment.settings, *tuning, f"train.seed={first_seed}"))
-    trials = place / f"search-{name}"
-    seed = crc32(f"{method} {n_bits}".encode()) + search  # otherwise all methods would try the same rates
-    space = dict(entry.space)
-    if "loss.a" in space:
-        space["loss.a"] = log_space(*(space["loss.a"][end] / n_bits for end in ("low", "high")))
-    content["sweep"] = {"space": space, "trials": experiment.n_trials, "seed": seed}
-    scored = sweep(content, folder=trials)
-    means: dict[tuple[str, ...], float] = {}
-    for number, finalist in enumerate(scored[:FINALISTS]):
-        scores, settings = [finalist.score], finalist.settings
-        for other in range(1, VALIDATIONS):
-            config = experiment.config(*tuning, *settings, f"train.seed={first_seed + other}")
-            out = trials / f"{number}-{other}"
-            try:
-                scores.append(fit(config, out=out, resume=out.is_dir()).best_score)
-            except (Diverged, OutOfMemory):
-                scores.append(-math.inf)
-        means[settings] = float(np.mean(scores))
-    write_atomically(place / f"trials-{name}.csv", (trials / "trials.csv").read_bytes())
-    chosen = [_rounded(setting) for setting in max(means, key=lambda one: means[one])]
-    write_atomically(place / f"chosen-{name}.json", json.dumps(chosen).encode())
+    tuning = (*validation, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}", f"train.seed={seed}")
+    content = read_config(data.config, (*experiment.settings, *tuning, *entry.settings))
+    # Otherwise all methods would try the same rates, on all data.
+    drawn = crc32(f"{experiment.data} {method} {n_bits} {seed}".encode())
+    content["sweep"] = {"space": space_at(method, n_bits), "trials": experiment.n_trials, "seed": drawn}
+    trials = place / f"search-{n_bits}-{seed}"
+    best = sweep(content, folder=trials)[0]
+    settings = [_rounded(setting) for setting in best.settings]
+    choice = {"n_bits": n_bits, "seed": seed, "settings": settings, "validation": best.score}
+    write_records(place / "chosen.jsonl", [*choices, choice])
     shutil.rmtree(trials)  # the checkpoints are large
 
 
@@ -142,19 +113,27 @@ def tuned_length(n_bits: int) -> int:
     return min(TUNED, key=lambda length: abs(length - n_bits))
 
 
-def chosen_settings(folder: Path, method: str, n_bits: int, *, search: int = 0) -> tuple[str, ...]:
-    """What the search at the nearest length chose, scaled to codes of `n_bits`."""
+def chosen_settings(folder: Path, method: str, n_bits: int, seed: int) -> tuple[str, ...]:
+    """What the search of this seed at the nearest length chose, scaled to codes of `n_bits`.
+
+    Raises:
+        BadConfig: the folder has no such choice.
+    """
     tuned = tuned_length(n_bits)
-    file = folder / method / f"chosen-{_name_of_search(tuned, search)}.json"
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    pairs = [setting.split("=", 1) for setting in settings]
-    powers, ratio = POWERS.get(method, {}), n_bits / tuned
-    return tuple(f"{k}={float(v) * ratio ** powers[k]:.4g}" if k in powers else f"{k}={v}" for k, v in pairs)
+    for choice in read_records(folder / method / "chosen.jsonl"):
+        if (choice["n_bits"], choice["seed"]) == (tuned, seed):
+            pairs = [setting.split("=", 1) for setting in choice["settings"]]
+            powers, ratio = POWERS.get(method, {}), n_bits / tuned
+            return tuple(f"{k}={float(v) * ratio ** powers[k]:.4g}" if k in powers else f"{k}={v}" for k, v in pairs)
+    raise BadConfig(
+        f"{folder} has no chosen settings of {method} at {tuned} bits for seed {seed}: run `python -m experiments "
+        f"losses` with --seeds {seed + 1} or more first"
+    )
 
 
-def trained(config: Config, out: Path) -> tuple[Checkpoint, dict[str, float]]:
+def trained(config: Config, out: Path, splits: Splits | None = None) -> tuple[Checkpoint, dict[str, float]]:
     """Train once, or continue the run in `out`: the best checkpoint, its validation score, and the time."""
-    result = fit(config, out=out, resume=out.is_dir())
+    result = fit(config, out=out, resume=out.is_dir(), splits=splits)
     seconds = sum(row["seconds"] for row in read_records(result.run.log))
     return load_checkpoint(result.run.best), {"validation": result.best_score, "seconds": seconds}
 
@@ -166,16 +145,16 @@ def outputs_of(checkpoint: Checkpoint) -> Callable[[NDArray[np.float32]], Output
     return lambda vectors: checkpoint.head(checkpoint.vector_backbone(vectors))
 
 
-def fitted(method: str, inputs: Inputs, *, n_bits: int, seed: int) -> dict[str, Any]:
-    """Scores without training: of a layer of `fit_hash_layer`, fitted to the training split; "gallery_itq": ITQ fitted
-    to the gallery, which it searches; "cosine": the features themselves."""
+def fitted(method: str, inputs: Inputs, rows: Rows, *, n_bits: int, seed: int) -> dict[str, Any]:
+    """Scores without training: of a layer of `fit_hash_layer`, fitted to `rows` of the training split; "gallery_itq":
+    ITQ fitted to the gallery, which it searches; "cosine": the features themselves."""
     if method == "cosine":
         return cosine_scores(inputs)
     if method == "gallery_itq":
         assert inputs.gallery is not None  # `run_method` leaves it out
         return gallery_scores(fit_hash_layer(inputs.gallery.all[0], n_bits=n_bits, seed=seed), inputs.gallery)
-    labels = inputs.splits.train.labels if method == "itq_cca" else None
-    layer = fit_hash_layer(inputs.train, n_bits=n_bits, method=method, seed=seed, labels=labels)
+    labels = inputs.splits.train.labels[rows] if method == "itq_cca" else None
+    layer = fit_hash_layer(inputs.train[rows], n_bits=n_bits, method=method, seed=seed, labels=labels)
     return scores_of(layer, inputs)
 
 
@@ -199,7 +178,7 @@ def run_folder(folder: Path, method: str, n_bits: int, seed: int) -> Path:
 def unfinished(folder: Path, method: str, experiment: Experiment) -> list[tuple[int, int]]:
     """The length and the seed of each run of a method that has no row yet."""
     done = {(row["n_bits"], row["seed"]) for row in rows_of(folder, method)}
-    return [run for run in product(experiment.bits, experiment.seeds) if run not in done]
+    return [run for run in product(experiment.bits, range(experiment.n_seeds)) if run not in done]
 
 
 def run_method(method: str, experiment: Experiment, folder: Path) -> None:
@@ -221,15 +200,16 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
         if entry.fitted is not None:
             if n_bits > limits.get(entry.fitted, n_bits):
                 continue
-            scores = fitted(entry.fitted, inputs, n_bits=n_bits, seed=seed)
+            rows, _ = validation_part(len(inputs.train), experiment.config(f"train.seed={seed}"))  # as losses see them
+            scores = fitted(entry.fitted, inputs, rows, n_bits=n_bits, seed=seed)
         else:
             chosen: tuple[str, ...] = ()
             if entry.space:
-                search = seed // SEEDS_OF_SEARCH
-                tune(method, tuned_length(n_bits), experiment, folder, search=search)
-                chosen = chosen_settings(folder, method, n_bits, search=search)
+                tune(method, tuned_length(n_bits), seed, experiment, folder)
+                chosen = chosen_settings(folder, method, n_bits, seed)
             settings = (*entry.settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
-            checkpoint, facts = trained(experiment.config(*settings), run_folder(folder, method, n_bits, seed))
+            config, out = experiment.config(*settings), run_folder(folder, method, n_bits, seed)
+            checkpoint, facts = trained(config, out, inputs.splits)
             scores = {**scores_of(outputs_of(checkpoint), inputs), **facts, "settings": list(settings)}
         add_row(folder, {"method": method, "n_bits": n_bits, "seed": seed, **scores})
 
@@ -260,10 +240,10 @@ def run(
 
 def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     """Raise BadConfig if the folder's runs had other data or another budget: their rows would not be comparable."""
-    extendable = ("bits", "n_seeds", "n_searches")
+    extendable = ("bits", "n_seeds")
     budget = {name: value for name, value in asdict(experiment).items() if name not in extendable}
     config = experiment.config()
-    budget["protocol"] = 7  # earlier ones had other spaces, rows, sizes and scales
+    budget["protocol"] = 8  # earlier ones had other spaces, rows, sizes, scales and draws
     budget["splits_sha256"] = build_splits(config.data.name, **config.data.options()).fingerprint
     if experiment.data not in DATA:  # a file of the user's own, which may change
         budget["configuration"] = config.model_dump(mode="json")

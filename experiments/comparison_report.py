@@ -1,20 +1,21 @@
 """The report of a comparison: tables of its finished runs, paired tests, and critical-difference diagrams."""
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import friedmanchisquare, rankdata, studentized_range, wilcoxon
+from scipy.stats import friedmanchisquare, rankdata, studentized_range, t
 
-from experiments.comparison import SEEDS_OF_SEARCH, rows_of
+from experiments.comparison import rows_of
 from experiments.critical_difference import write_diagram
 from experiments.methods import METHODS
 from experiments.scoring import N
 from hashseek.retrieval.metrics import holm, randomization_test
 from hashseek.training.report_format import Table, table_as_markdown
+from hashseek.training.runs.run_folder import read_records
 
 _TABLES = {
     "mAP": f"mAP@{N} by Hamming distance, expected over ties",
@@ -25,31 +26,25 @@ _TABLES = {
 _OF_QUERY = {"mAP": "AP", "asymmetric": "asymmetric_AP"}
 
 
-def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
-    """The tables of all finished runs, best first at the longest code, and the paired tests of `paired_tests`.
+CONTROL = "tie_aware"  # ours, which is compared with every other method; chosen before any run
 
-    With several searches, also the mean of each.
-    """
+
+def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
+    """The tables of all finished runs, best first at the longest code, and the tests of `paired_tests`."""
     rows = [row for method in methods for row in rows_of(folder, method)]
     if not rows:
         return "no run is finished yet\n"
     bits = sorted({row["n_bits"] for row in rows})
-    searches = sorted({_search_of(row) for row in rows})
 
-    def values(method: str, n_bits: int, key: str, search: int | None = None) -> NDArray[np.float64]:
+    def values(method: str, n_bits: int, key: str) -> NDArray[np.float64]:
         found = [row for row in rows if row["method"] == method and row["n_bits"] == n_bits]
-        return np.array([row[key] for row in found if key in row and search in (None, _search_of(row))])
-
-    def means_of_searches(method: str, n_bits: int, key: str) -> str:
-        of_searches = [values(method, n_bits, key, search) for search in searches]
-        return ", ".join(f"{found.mean():.4f}" for found in of_searches if len(found))
+        return np.array([row[key] for row in found if key in row])
 
     def mean(method: str, key: str) -> float:
         found = values(method, bits[-1], key)
         return float(found.mean()) if len(found) else -1.0  # ITQ-CCA has no long codes
 
     lines: list[str] = []
-    what = "seeds" if len(searches) == 1 else "seeds and searches"
     for key, title in _TABLES.items():
         shown = {row["method"] for row in rows if key in row}
         if not shown:
@@ -58,15 +53,9 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
         ordered = sorted(shown, key=lambda m: -mean(m, key))
         cells = [[METHODS[m].title, *(mean_and_deviation(values(m, k, key)) for k in bits)] for m in ordered]
         table = table_as_markdown(Table(header, cells, text_columns=len(header)))
-        lines += [f"{title}: mean and standard deviation over {what}.", "", table]
-        if len(searches) > 1 and key in _OF_QUERY:
-            cells = [[METHODS[m].title, *(means_of_searches(m, k, key) for k in bits)] for m in ordered]
-            table = table_as_markdown(Table(header, cells, text_columns=len(header)))
-            lines += ["", "The mean over seeds of each search:", "", table]
-        tests = (
-            [line for k in bits for line in paired_tests(rows, k, of_query=_OF_QUERY[key])] if key in _OF_QUERY else []
-        )
-        lines += ["", *tests, ""]
+        lines += [f"{title}: mean and standard deviation over seeds.", "", table, ""]
+        if key in _OF_QUERY:
+            lines += _tests(rows, bits, ordered, of_query=_OF_QUERY[key])
     distances = [
         [METHODS[method].title, *(f"{mean(method, key):.1f}" for key in ("d_intra", "d_inter"))]
         for method in methods
@@ -79,18 +68,45 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
 
 def _chosen_table(folder: Path, methods: Sequence[str]) -> list[str]:
     """What each search chose; nothing for a folder without searches."""
-    rows: list[list[str]] = []
-    for method in methods:
-        for file in sorted((folder / method).glob("chosen-*.json"), key=lambda file: file.stem):
-            _, n_bits, *search = file.stem.split("-")
-            where = f"{n_bits}, search {int(search[0]) + 1}" if search else n_bits
-            rows.append([METHODS[method].title, where, f"`{', '.join(json.loads(file.read_text('utf-8')))}`"])
-    table = table_as_markdown(Table(["method", "bits", "settings"], rows, text_columns=3))
+    rows = [
+        [METHODS[method].title, str(choice["n_bits"]), str(choice["seed"]), f"`{', '.join(choice['settings'])}`"]
+        for method in methods
+        for choice in sorted(
+            read_records(folder / method / "chosen.jsonl"), key=lambda choice: (choice["n_bits"], choice["seed"])
+        )
+    ]
+    table = table_as_markdown(Table(["method", "bits", "seed", "settings"], rows, text_columns=4))
     return ["", "Settings chosen on validation images:", "", table] if rows else []
 
 
-def _search_of(row: dict[str, Any]) -> int:
-    return int(row["seed"]) // SEEDS_OF_SEARCH
+def _tests(rows: Sequence[dict[str, Any]], bits: Sequence[int], methods: Sequence[str], *, of_query: str) -> list[str]:
+    """The table of `paired_tests`, and what the mean ranks say, at each length."""
+    results = {n_bits: paired_tests(rows, n_bits, of_query=of_query) for n_bits in bits}
+    results = {n_bits: tests for n_bits, tests in results.items() if tests}
+    if not results:
+        return []
+    cells = [
+        [METHODS[method].title, *(str(tests.get(method, "")) for tests in results.values())]
+        for method in methods
+        if any(method in tests for tests in results.values())
+    ]
+    header = ["method", *(f"{n_bits} bits" for n_bits in results)]
+    return [
+        f"Difference of {METHODS[_control(rows)].title} from each method; in brackets p over queries, and over queries "
+        "and seeds, both corrected by Holm for the methods at a length; then the share of the queries on which the "
+        "method is better:",
+        "",
+        table_as_markdown(Table(header, cells, text_columns=len(header))),
+        "",
+        *[line for n_bits in results for line in _ranks(rows, n_bits, of_query=of_query)],
+        "",
+    ]
+
+
+def _control(rows: Sequence[dict[str, Any]]) -> str:
+    """The method that is compared with the others: `CONTROL`, or the first if that has no runs."""
+    methods = [str(row["method"]) for row in rows]
+    return CONTROL if CONTROL in methods else methods[0]
 
 
 def per_query_of(rows: Sequence[dict[str, Any]], n_bits: int, of_query: str) -> dict[str, list[list[float]]]:
@@ -127,55 +143,81 @@ def write_plots(folder: Path, *, methods: Sequence[str]) -> list[Path]:
     return files
 
 
-def paired_tests(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> list[str]:
-    """Is the best method at a length significantly better? Paired over queries; each query's AP is averaged over seeds.
+@dataclass(frozen=True)
+class Tested:
+    """How the control differs from a method in mean AP.
 
-    The best against each other method, with p corrected for their number (Holm): by the randomisation test of the mean
-    difference, which matches mAP, and by Wilcoxon's signed-rank test, in which many small differences outweigh few
-    large ones; one-sided, since a method with a lower mean may still be better on most queries. With three methods or
-    more, also Friedman's test and the critical difference of mean ranks (Nemenyi, at 0.05), as Demšar (JMLR 2006)
-    proposes. Then the share of the queries on which another method is better.
+    over_queries: p of the randomisation test. over_both: p of `queries_and_seeds`. better: the share of the queries on
+    which the method is better than the control; equal ones count half.
     """
-    found = per_query_of(rows, n_bits, of_query)
-    means = {method: np.mean(seeds, axis=0) for method, seeds in found.items()}
-    means = dict(sorted(means.items(), key=lambda item: -item[1].mean()))
-    if len(means) < 2:
+
+    difference: float
+    over_queries: float
+    over_both: float
+    better: float
+
+    def __str__(self) -> str:
+        return f"{self.difference:+.4f} ({self.over_queries:.2g}; {self.over_both:.2g}) {self.better:.0%}"
+
+
+def paired_tests(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> dict[str, Tested]:
+    """The control against each other method at a length, two-sided; p-values are corrected for their number (Holm).
+
+    The randomisation test, paired over queries, takes the runs as given: it says whether a difference would persist
+    with other queries. `queries_and_seeds` says whether it would with other queries and other seeds.
+    """
+    found = {method: np.array(of_seeds) for method, of_seeds in per_query_of(rows, n_bits, of_query).items()}
+    control = _control(rows)
+    if control not in found:
+        return {}
+    differences = {method: found[control] - found[method] for method in found if method != control}
+    means = {method: one.mean(axis=0) for method, one in differences.items()}
+    over_queries = holm([randomization_test(one) for one in means.values()])
+    over_both = holm([queries_and_seeds(one) for one in differences.values()])
+    return {
+        method: Tested(float(one.mean()), p, both, float(np.mean((one < 0) + 0.5 * (one == 0))))
+        for (method, one), p, both in zip(means.items(), over_queries, over_both, strict=True)
+    }
+
+
+def queries_and_seeds(differences: NDArray[np.float64]) -> float:
+    """Two-sided p-value of a mean difference (S, Q) if both seeds and queries are samples; 1 for a single seed.
+
+    The variance of the mean is at most that of the means of queries plus that of the means of seeds. With it, this is
+    Clark's min F' (The language-as-fixed-effect fallacy, 1973), a conservative test.
+    """
+    n_seeds, n_queries = differences.shape
+    if n_seeds < 2 or n_queries < 2:
+        return 1.0
+    of_queries = differences.mean(axis=0).var(ddof=1) / n_queries
+    of_seeds = differences.mean(axis=1).var(ddof=1) / n_seeds
+    variance = of_queries + of_seeds
+    if variance == 0:
+        return 0.0 if differences.any() else 1.0
+    freedom = variance**2 / (of_queries**2 / (n_queries - 1) + of_seeds**2 / (n_seeds - 1))
+    return float(2 * t.sf(abs(differences.mean()) / np.sqrt(variance), freedom))
+
+
+def _ranks(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> list[str]:
+    """The place of the control, and how its mean rank over queries compares (Demšar, JMLR 2006); for three or more."""
+    found, control = per_query_of(rows, n_bits, of_query), _control(rows)
+    if control not in found or len(found) < 3:
         return []
-    first, *others = means
-    differences = [means[first] - means[m] for m in others]
-    wins = {m: float(np.mean((d < 0) + 0.5 * (d == 0))) for m, d in zip(others, differences, strict=True)}
-    better = ", ".join(f"{METHODS[m].title} ({share:.0%})" for m, share in wins.items() if share > 0.5) or "none"
-    by_mean = holm([randomization_test(d) for d in differences])
-    by_rank = holm([float(wilcoxon(d, alternative="greater").pvalue) if d.any() else 1.0 for d in differences])
-
-    def close(p_values: Sequence[float]) -> str:
-        pairs = zip(others, p_values, strict=True)
-        return ", ".join(f"{METHODS[m].title} (p = {p:.2g})" for m, p in pairs if p >= 0.05) or "none"
-
-    seeds = sum(
-        all(np.mean(one) > np.mean(other) for other in rest)
-        for one, *rest in zip(*(found[m] for m in means), strict=True)
-    )
-    return [
-        f"- {n_bits} bits: {METHODS[first].title} is first, for {seeds} of {len(found[first])} seeds. Not "
-        f"significantly worse by the randomisation test: {close(by_mean)}; by Wilcoxon's one-sided test: "
-        f"{close(by_rank)}. {_by_mean_rank(means, first) if len(means) > 2 else ''}Better on most queries (equal ones "
-        f"count half): {better}."
-    ]
-
-
-def _by_mean_rank(means: Mapping[str, NDArray[np.float64]], first: str) -> str:
-    """How the method `first` compares with the others by its mean rank, and Friedman's p."""
+    means = {method: np.mean(seeds, axis=0) for method, seeds in found.items()}
+    of_seeds = [[np.mean(one) for one in seeds] for method, seeds in found.items() if method != control]
+    ahead_in = sum(np.mean(own) > max(others) for own, *others in zip(found[control], *of_seeds, strict=True))
+    place = 1 + sum(values.mean() > means[control].mean() for values in means.values())
     ranks, critical = mean_ranks(means)
-    level = [METHODS[m].title for m in means if m != first and abs(ranks[m] - ranks[first]) < critical]
-    ahead = [METHODS[m].title for m in means if ranks[first] - ranks[m] >= critical]
+    level = [METHODS[m].title for m in means if m != control and abs(ranks[m] - ranks[control]) < critical]
+    ahead = [METHODS[m].title for m in means if ranks[control] - ranks[m] >= critical]
     p = float(friedmanchisquare(*means.values()).pvalue)
     friedman = f"is {p:.1g}" if p else "is below 1e-300"  # it underflows with so many queries
-    return (
-        f"By mean rank over queries ({ranks[first]:.2f}, Nemenyi's critical difference {critical:.2f}), it does not "
-        f"differ significantly from {', '.join(level) or 'none'}, and is significantly worse than "
-        f"{', '.join(ahead) or 'none'}. Friedman's p {friedman}. "
-    )
+    return [
+        f"- {n_bits} bits: {METHODS[control].title} is number {place} of {len(means)}, and the first for {ahead_in} of "
+        f"{len(found[control])} seeds. By mean rank over queries ({ranks[control]:.2f}, Nemenyi's critical difference "
+        f"{critical:.2f}), it does not differ significantly from {', '.join(level) or 'none'}, and is significantly "
+        f"worse than {', '.join(ahead) or 'none'}. Friedman's p {friedman}."
+    ]
 
 
 def mean_and_deviation(values: Sequence[float] | NDArray[np.float64]) -> str:

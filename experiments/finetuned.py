@@ -55,7 +55,7 @@ def run_finetuned(
     missing = {method: unfinished(folder / FOLDER, method, experiment) for method in methods}
     wanted = [
         (method, n_bits, seed)
-        for seed, n_bits, method in product(experiment.seeds, lengths, methods)
+        for seed, n_bits, method in product(range(seeds), lengths, methods)
         if (n_bits, seed) in missing[method]
     ]
     if not wanted:
@@ -68,7 +68,7 @@ def run_finetuned(
 def fine_tune(folder: Path, method: str, n_bits: int, seed: int, *, base: Sequence[str] = ()) -> dict[str, Any]:
     """Fine-tune a method and score it on the query split; an interrupted run continues. See `run_finetuned`."""
     torch.set_num_threads(1)
-    chosen = chosen_settings(folder, method, n_bits)
+    chosen = chosen_settings(folder, method, n_bits, seed)
     of_loss = [setting for setting in chosen if setting.startswith("loss.")]
     of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
     config = load_config(BASE, (*METHODS[method].settings, *of_loss, *of_run, *base))

@@ -101,7 +101,7 @@ def run_variant(variant: str, experiment: Experiment, folder: Path) -> None:
     torch.set_num_threads(1)
     place, inputs = folder / FOLDER, load_inputs(experiment)
     for n_bits, seed in unfinished(place, variant, experiment):
-        chosen = [one for one in chosen_settings(folder, "hyp2", n_bits) if "loss." not in one]
+        chosen = [one for one in chosen_settings(folder, "hyp2", n_bits, seed) if "loss." not in one]
         settings = (*chosen, *VARIANTS[variant], f"model.n_bits={n_bits}", f"train.seed={seed}")
         checkpoint, _ = trained(experiment.config(*settings), run_folder(place, variant, n_bits, seed))
         query, database = checkpoint.head(inputs.query), checkpoint.head(inputs.database)

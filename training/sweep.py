@@ -19,7 +19,7 @@ import json
 import math
 import shlex
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -106,8 +106,9 @@ def sweep(
     check_space(content, distributions, source=source)
     if config.train.devices > 1:
         raise BadConfig(f"train.devices is {config.train.devices}, but a sweep trains in one process: set it to 1")
-    data = build_splits(config.data.name, **config.data.options()).fingerprint
-    what = {"config": content, **settings.model_dump(include={"space", "seed", "prune"}), "splits_sha256": data}
+    splits = build_splits(config.data.name, **config.data.options())
+    seen = settings.model_dump(include={"space", "seed", "prune"})
+    what = {"config": content, **seen, "splits_sha256": splits.fingerprint}
 
     def objective(trial: optuna.Trial, report: Report) -> float:
         values = {name: trial._suggest(name, one) for name, one in distributions.items()}
@@ -120,7 +121,8 @@ def sweep(
             on_epoch(record)
         try:
             of_trial = parse_config(with_values(content, values), source="its settings")
-            return fit(of_trial, out=run.folder, resume=run.config.is_file(), on_epoch=on_epoch).best_score
+            resume = run.config.is_file()
+            return fit(of_trial, out=run.folder, resume=resume, on_epoch=on_epoch, splits=splits).best_score
         except (Diverged, OutOfMemory):
             raise
         except HashseekError as error:
@@ -184,15 +186,17 @@ def run_trials(
         n_steps: number of steps of a trial, counted from 1.
     """
 
-    def report(trial: optuna.Trial, step: int, score: float) -> None:
-        if step not in study.get_trials(deepcopy=False)[trial.number].intermediate_values:  # by an interrupted process
+    def report(trial: optuna.Trial, reported: Collection[int], step: int, score: float) -> None:
+        if step not in reported:
             trial.report(score, step)
         if step < n_steps and trial.should_prune():
             raise optuna.TrialPruned
 
     while (trial := _next_trial(study, n_trials, seed=seed)) is not None:
+        # By an interrupted process; each step is reported once.
+        reported = set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
         try:
-            score = objective(trial, partial(report, trial))
+            score = objective(trial, partial(report, trial, reported))
         except optuna.TrialPruned:
             study.tell(trial, state=TrialState.PRUNED)
             yield trial, "pruned"

@@ -10,6 +10,7 @@ from experiments import hyp2_tables as tables
 from experiments.comparison import Experiment, rows_of
 from experiments.finetuned import CHOSEN
 from hashseek.retrieval.errors import BadConfig
+from hashseek.training.runs.run_folder import write_records
 
 
 def test_distances_to_centres_are_those_worked_by_hand():
@@ -28,8 +29,9 @@ def test_distances_to_centres_are_those_worked_by_hand():
 def test_a_variant_is_trained_once_with_the_settings_of_hyp2(base, own, tmp_path, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
     (tmp_path / "hyp2").mkdir()
-    chosen = ["optimizer.lr=0.02", "loss.beta=0.5", "optimizer.proxy_lr=0.01"]
-    (tmp_path / "hyp2" / "chosen-12.json").write_text(json.dumps(chosen))
+    settings = ["optimizer.lr=0.02", "loss.beta=0.5", "optimizer.proxy_lr=0.01"]
+    choices = [{"n_bits": 12, "seed": seed, "settings": settings} for seed in range(2)]
+    write_records(tmp_path / "hyp2" / "chosen.jsonl", choices)
     experiment = Experiment(own, bits=(12,), n_seeds=2, epochs=1, base=base)
     tables.run_variant("HyP2, beta 1.00", experiment, tmp_path)
     place = tmp_path / tables.FOLDER
@@ -50,8 +52,8 @@ def test_settings_of_other_data_are_refused(command, tmp_path):
         command(out=tmp_path)
     for method in CHOSEN:
         (tmp_path / method).mkdir()
-        for n_bits in (12, 48):
-            (tmp_path / method / f"chosen-{n_bits}.json").write_text("[]")
+        choices = [{"n_bits": n_bits, "seed": seed, "settings": []} for n_bits in (12, 48) for seed in range(5)]
+        write_records(tmp_path / method / "chosen.jsonl", choices)
     (tmp_path / "experiment.json").write_text(json.dumps({"data": "scene"}))
     with pytest.raises(BadConfig, match="scene"):
         command(out=tmp_path)

@@ -14,6 +14,7 @@ from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training import sweep as sweep_module
 from hashseek.training.config import load_config
+from hashseek.training.loop import fit as fit_module
 from hashseek.training.loop.fit import fit
 from hashseek.training.sweep import Scored, open_study, run_trials
 from hashseek.training.sweep_space import check_space, parse_space
@@ -284,3 +285,8 @@ def test_every_trial_and_every_seed_draws_anew_and_the_fifth_has_learnt(tmp_path
     other = drawn(0, -1)
     assert other[:4] == seeds[0][:4]  # at random, whatever the scores were
     assert other[4] != seeds[0][4]
+
+
+def test_trials_share_the_data(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(fit_module, "build_splits", None)  # it may take minutes
+    assert len(sweep(content(data), SPACE, trials=2, folder=tmp_path)) == 2

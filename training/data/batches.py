@@ -125,7 +125,7 @@ def _in_memory(
     def batches(rows: Rows, batch_size: int, epoch: int) -> Iterator[tuple[Tensor, Rows]]:
         for start in range(0, len(rows), batch_size):
             chosen = rows[start : start + batch_size]
-            inputs = stored[torch.from_numpy(chosen).to(stored.device)].repeat(views, 1)
+            inputs = stored[torch.from_numpy(np.tile(chosen, views)).to(stored.device)]
             if noise is not None:
                 drawn = [
                     np.random.default_rng((seed, epoch, row, view)).standard_normal(inputs.shape[1], np.float32)

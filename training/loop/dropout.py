@@ -67,11 +67,11 @@ class _RowDropout(nn.Module):
 
 def _mixed(values: Tensor) -> Tensor:
     """The output function of SplitMix64 (Steele et al., OOPSLA 2014) on int64 numbers, which wrap around."""
-    values = (values ^ _shifted(values, 30)) * _FIRST
-    values = (values ^ _shifted(values, 27)) * _SECOND
-    return values ^ _shifted(values, 31)
+    values = (values ^ _shifted(values, 30)).mul_(_FIRST)
+    values = values.bitwise_xor_(_shifted(values, 27)).mul_(_SECOND)
+    return values.bitwise_xor_(_shifted(values, 31))
 
 
 def _shifted(values: Tensor, n: int) -> Tensor:
     """Shifted right by n bits, with zeros from the left."""
-    return (values >> n) & ((1 << (64 - n)) - 1)
+    return (values >> n).bitwise_and_((1 << (64 - n)) - 1)

@@ -68,6 +68,7 @@ def fit(
     resume: bool = False,
     progress: Progress | None = None,
     on_epoch: OnEpoch | None = None,
+    splits: Splits | None = None,
 ) -> Result:
     """Train with the configuration `config`, into the run folder `out`. A run that is refused leaves no folder.
 
@@ -77,6 +78,7 @@ def fit(
         resume: continue the run in `out`, if there is one.
         progress: where progress is printed; None prints nothing.
         on_epoch: called with the record of each epoch after it is saved. Only with one process.
+        splits: what `build_splits` returns for `config`, if the caller has it; None reads the data set.
 
     Raises:
         HashseekError: bad data, weights or settings, a run folder that is in use, too little memory, or a loss that
@@ -92,15 +94,24 @@ def fit(
         resume,
         progress is None or progress.quiet,
         on_epoch,
+        splits,
         device=settings.device,
         devices=settings.devices,
         precision=settings.precision,
     )
 
 
-def _fit(fabric: Fabric, config: Config, out: Path, resume: bool, quiet: bool, on_epoch: OnEpoch | None) -> Result:
+def _fit(
+    fabric: Fabric,
+    config: Config,
+    out: Path,
+    resume: bool,
+    quiet: bool,
+    on_epoch: OnEpoch | None,
+    splits: Splits | None,
+) -> Result:
     shown = Progress(quiet=quiet or not fabric.is_global_zero)
-    job = _prepare(fabric, config, out, resume, shown)
+    job = _prepare(fabric, config, out, resume, shown, splits)
     if fabric.device.type == "cpu":
         keep_freed_memory()
     with Tracker(job.run, config, job.state.records) if fabric.is_global_zero else nullcontext() as tracker:
@@ -121,13 +132,13 @@ class _Job:
     state: State
 
 
-def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress) -> _Job:
+def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress, given: Splits | None) -> _Job:
     """Check everything that can be checked before training, then create or reopen the run folder."""
     run = Run(out)
     saved = _saved_everywhere(fabric, run, config, resume=resume)
     with fabric.rank_zero_first(local=True):  # it may download weights or pictures, which the others then find
         model = initial_model(config)
-        splits = build_splits(config.data.name, **config.data.options())
+        splits = build_splits(config.data.name, **config.data.options()) if given is None else given
     _check_alike(fabric, config, splits)
     preprocessing = preprocessing_of(config)
     if preprocessing is not None:
