@@ -68,7 +68,7 @@ soak: .venv/installed
 reproduce: .venv/installed-test
 	$(BIN)/python -m experiments hbl-table-2
 	for data in mirflickr mirflickr-second mirflickr-squeezenet mirflickr-squeezenet-second scene yeast; do \
-		$(BIN)/python -m experiments losses --data $$data $(ARGS) || exit 1; done
+		$(BIN)/python -m experiments losses --data $$data || exit 1; done
 	$(BIN)/python -m experiments hyp2-tables
 	$(BIN)/python -m experiments finetuned
 

@@ -193,7 +193,7 @@ def queries_and_seeds(differences: NDArray[np.float64]) -> float:
     of_seeds = differences.mean(axis=1).var(ddof=1) / n_seeds
     variance = of_queries + of_seeds
     if variance == 0:
-        return 0.0 if differences.any() else 1.0
+        return 0.0 if differences.mean() else 1.0
     freedom = variance**2 / (of_queries**2 / (n_queries - 1) + of_seeds**2 / (n_seeds - 1))
     return float(2 * t.sf(abs(differences.mean()) / np.sqrt(variance), freedom))
 

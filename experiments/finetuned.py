@@ -73,7 +73,7 @@ def fine_tune(folder: Path, method: str, n_bits: int, seed: int, *, base: Sequen
     of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
     config = load_config(BASE, (*METHODS[method].settings, *of_loss, *of_run, *base))
     splits = intact_splits(config)
-    checkpoint, facts = trained(config, run_folder(folder / FOLDER, method, n_bits, seed))
+    checkpoint, facts = trained(config, run_folder(folder / FOLDER, method, n_bits, seed), splits)
     encoder = SplitEncoder(checkpoint, device="auto", precision=config.train.precision)
     progress = Progress(quiet=True)
     query, database = (encoder.encode(split, progress, "images").outputs for split in (splits.query, splits.database))

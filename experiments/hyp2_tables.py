@@ -103,7 +103,8 @@ def run_variant(variant: str, experiment: Experiment, folder: Path) -> None:
     for n_bits, seed in unfinished(place, variant, experiment):
         chosen = [one for one in chosen_settings(folder, "hyp2", n_bits, seed) if "loss." not in one]
         settings = (*chosen, *VARIANTS[variant], f"model.n_bits={n_bits}", f"train.seed={seed}")
-        checkpoint, _ = trained(experiment.config(*settings), run_folder(place, variant, n_bits, seed))
+        config, out = experiment.config(*settings), run_folder(place, variant, n_bits, seed)
+        checkpoint, _ = trained(config, out, inputs.splits)
         query, database = checkpoint.head(inputs.query), checkpoint.head(inputs.database)
         mean_ap = split_scores(query, database, inputs.splits)["mAP"]
         centres = centre_distances(database, inputs.splits.database.labels)

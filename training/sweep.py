@@ -107,8 +107,8 @@ def sweep(
     if config.train.devices > 1:
         raise BadConfig(f"train.devices is {config.train.devices}, but a sweep trains in one process: set it to 1")
     splits = build_splits(config.data.name, **config.data.options())
-    seen = settings.model_dump(include={"space", "seed", "prune"})
-    what = {"config": content, **seen, "splits_sha256": splits.fingerprint}
+    searched = settings.model_dump(include={"space", "seed", "prune"})
+    what = {"config": content, **searched, "splits_sha256": splits.fingerprint}
 
     def objective(trial: optuna.Trial, report: Report) -> float:
         values = {name: trial._suggest(name, one) for name, one in distributions.items()}
@@ -193,7 +193,7 @@ def run_trials(
             raise optuna.TrialPruned
 
     while (trial := _next_trial(study, n_trials, seed=seed)) is not None:
-        # By an interrupted process; each step is reported once.
+        # Steps that an interrupted process has reported: Optuna accepts each once.
         reported = set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
         try:
             score = objective(trial, partial(report, trial, reported))

@@ -239,6 +239,7 @@ def test_seeds_that_disagree_are_no_evidence_however_many_queries_there_are():
     assert queries_and_seeds(both) > max(ttest_1samp(both.mean(axis=0), 0).pvalue, ttest_1samp([1, 2, 6], 0).pvalue)
     assert queries_and_seeds(differences[:1]) == 1, "one seed says nothing about others"
     assert (queries_and_seeds(np.zeros((2, 3))), queries_and_seeds(np.ones((2, 3)))) == (1, 0)
+    assert queries_and_seeds(np.array([[1.0, -1.0], [-1.0, 1.0]])) == 1, "the mean is 0"
 
 
 def test_a_method_ahead_for_a_few_queries_has_a_worse_mean_rank(tmp_path):
