@@ -14,7 +14,7 @@ from hashseek.retrieval.errors import BadCheckpoint, BadConfig
 from hashseek.retrieval.files import sha256_of
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.names import check_image_backbone
-from hashseek.retrieval.models.published_weights import FILES, SUFFIXES, cached, fetch_weights
+from hashseek.retrieval.models.torchvision_weights import FILES, SUFFIXES, cached, fetch_weights
 
 # Of torchvision's networks that encode above 100 images/s on one core (docs/benchmarks.md), the pretrained weights of
 # this one and of regnet_y_400mf classify ImageNet best (75.3 and 75.8 %); this one needs half of the multiplications.

@@ -117,7 +117,7 @@ class Fitting:
     def __init__(self, network: FeatureNetwork, **options: Unpack[EncoderOptions]) -> None:
         from hashseek.retrieval.models.backbones import default_preprocessing
         from hashseek.retrieval.models.hash_model import HashModel
-        from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
+        from hashseek.retrieval.models.weight_loading import load_backbone_weights
 
         self.network = network
         published = default_preprocessing(network.backbone)

@@ -115,7 +115,7 @@ class Checkpoint:
         import torch
 
         from hashseek.retrieval.models.hash_model import HashModel
-        from hashseek.retrieval.models.pretrained_weights import copy_state
+        from hashseek.retrieval.models.weight_loading import copy_state
 
         header = self.header
         model = HashModel(backbone=header.backbone, n_bits=header.n_bits, head=header.head)

@@ -15,7 +15,7 @@ import pytest
 from hashseek.retrieval.checkpoint import save_checkpoint
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
+from hashseek.retrieval.models.weight_loading import load_backbone_weights
 from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.fit import fit

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.models import MAX_WIDTH
-from hashseek.retrieval.models.published_weights import FILES
+from hashseek.retrieval.models.torchvision_weights import FILES
 
 PIXELS = "pixels"  # the backbone that is no network
 TIMM = "timm:"

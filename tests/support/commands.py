@@ -18,7 +18,7 @@ import ctypes, gc, json, os, signal, sys, traceback
 import numpy, uvicorn, hashseek.indexing.cli.collection, hashseek.api.cli.serve, hashseek.api.app
 # What commands import only when they need it:
 import hashseek.indexing.maintenance.recheck, hashseek.indexing.maintenance.refit
-import hashseek.indexing.maintenance.repair, hashseek.retrieval.metrics, hashseek.retrieval.models.pretrained_weights
+import hashseek.indexing.maintenance.repair, hashseek.retrieval.metrics, hashseek.retrieval.models.weight_loading
 import hashseek.retrieval.encoder, torchvision.models
 import torch; torch.set_num_threads(1)
 from hashseek.api.cli import main

@@ -23,7 +23,7 @@ from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.mlp import Mlp
-from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
+from hashseek.retrieval.models.weight_loading import load_backbone_weights
 from hashseek.training.collectives import gather_rows
 from hashseek.training.config import Config
 from hashseek.training.data.batches import TrainingData, build_source

@@ -94,8 +94,8 @@ def test_a_run_killed_while_it_fits_leaves_nothing_and_one_killed_later_continue
 # Runs each of the commands in `sys.argv[1]`, and prints how it ended, whether it loaded torch, and its seconds.
 PROGRAM = """
 import json, sys
-from hashseek.retrieval.models import published_weights
-published_weights._SOURCE = "http://127.0.0.1:9/"
+from hashseek.retrieval.models import torchvision_weights
+torchvision_weights._SOURCE = "http://127.0.0.1:9/"
 from hashseek.api.cli import main
 for command in json.loads(sys.argv[1]):
     try:

@@ -18,7 +18,7 @@ from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.backbones import Removed, build_backbone, default_preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.names import is_vector_backbone
-from hashseek.retrieval.models.pretrained_weights import left_out_prefixes, load_backbone_weights, weight_sets
+from hashseek.retrieval.models.weight_loading import left_out_prefixes, load_backbone_weights, weight_sets
 from hashseek.training.loop.fit import fit
 from support.models import run_config
 from support.pictures import draw

@@ -10,19 +10,19 @@ from torch import nn
 from torchvision import models
 
 from hashseek.retrieval.errors import BadCheckpoint
-from hashseek.retrieval.models import published_weights
-from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
-from hashseek.retrieval.models.published_weights import FILES, cached, fetch_weights
+from hashseek.retrieval.models import torchvision_weights
+from hashseek.retrieval.models.torchvision_weights import FILES, cached, fetch_weights
+from hashseek.retrieval.models.weight_loading import load_backbone_weights
 from support.web import serving
 
 
 def test_the_table_has_the_networks_and_files_of_torchvision(monkeypatch, tmp_path):
     names = models.list_models(module=models)
     urls = {name: models.get_model_weights(name).DEFAULT.url for name in names}
-    assert {name: published_weights._SOURCE + file for name, file in FILES.items()} == urls
+    assert {name: torchvision_weights._SOURCE + file for name, file in FILES.items()} == urls
     for name in names:  # the URL and the checksum of every other set follow from its file name, too
         for weights in models.get_model_weights(name):
-            file = weights.url.removeprefix(published_weights._SOURCE)
+            file = weights.url.removeprefix(torchvision_weights._SOURCE)
             assert re.fullmatch(r"[^/]+-[0-9a-f]{8,64}\.pth", file), weights.url
     monkeypatch.setattr(torch.hub, "_hub_dir", None)
     for variables in ({}, {"XDG_CACHE_HOME": str(tmp_path)}, {"TORCH_HOME": str(tmp_path / "torch home")}):
@@ -37,7 +37,7 @@ def test_weights_arrive_whole_or_not_at_all(monkeypatch, tmp_path):
     published.mkdir()
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     with serving(published) as url:
-        monkeypatch.setattr(published_weights, "_SOURCE", f"{url}/")
+        monkeypatch.setattr(torchvision_weights, "_SOURCE", f"{url}/")
         monkeypatch.setitem(FILES, "resnet18", f"resnet18-{hashlib.sha256(content).hexdigest()[:8]}.pth")
         path = cached(FILES["resnet18"])
         with pytest.raises(BadCheckpoint) as error:

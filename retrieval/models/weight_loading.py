@@ -13,7 +13,7 @@ from hashseek.retrieval.errors import BadCheckpoint, HashseekError, first_line
 from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import Removed
 from hashseek.retrieval.models.names import PIXELS, TIMM
-from hashseek.retrieval.models.published_weights import FILES, SUFFIXES, fetch_weights
+from hashseek.retrieval.models.torchvision_weights import FILES, SUFFIXES, fetch_weights
 
 # Heads in addition to the classifier, which some networks use only in training.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")

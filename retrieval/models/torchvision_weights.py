@@ -1,4 +1,4 @@
-"""Published weights of torchvision's networks: their names, their files, and how to get them, without importing torch.
+"""Pretrained weights of torchvision: their names, their files, and how to get them, without importing torch.
 
 Importing torchvision takes seconds; a misspelt name or a missing file is reported at once. The files are where
 torchvision itself looks for them.
