@@ -69,6 +69,9 @@ reproduce: .venv/installed-test
 	$(BIN)/python -m experiments hbl-table-2
 	for data in mirflickr mirflickr-second mirflickr-squeezenet mirflickr-squeezenet-second scene yeast; do \
 		$(BIN)/python -m experiments losses --data $$data || exit 1; done
+	for data in mirflickr mirflickr-second mirflickr-squeezenet mirflickr-squeezenet-second; do \
+		$(BIN)/python -m experiments losses --data $$data --trials 24 --out runs/$$data-24-trials \
+			--method tie_aware --method dpsh --method dhn --method hashnet || exit 1; done
 	$(BIN)/python -m experiments hyp2-tables
 	$(BIN)/python -m experiments finetuned
 

@@ -214,9 +214,9 @@ def _ranks(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> lis
     friedman = f"is {p:.1g}" if p else "is below 1e-300"  # it underflows with so many queries
     return [
         f"- {n_bits} bits: {METHODS[control].title} is number {place} of {len(means)}, and the first for {ahead_in} of "
-        f"{len(found[control])} seeds. By mean rank over queries ({ranks[control]:.2f}, Nemenyi's critical difference "
-        f"{critical:.2f}), it does not differ significantly from {', '.join(level) or 'none'}, and is significantly "
-        f"worse than {', '.join(ahead) or 'none'}. Friedman's p {friedman}."
+        f"{len(found[control])} seeds. Its mean rank over queries is {ranks[control]:.2f} (Nemenyi's critical "
+        f"difference {critical:.2f}; Friedman's p {friedman}). Significantly better: {'; '.join(ahead) or 'none'}. "
+        f"Not significantly different: {'; '.join(level) or 'none'}."
     ]
 
 

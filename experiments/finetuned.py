@@ -1,4 +1,4 @@
-"""Fine-tuning, in addition to the frozen comparison: HyP2 and the seven best losses, training the whole network.
+"""Fine-tuning the whole network, with HyP2 and the seven losses that were the best in an earlier frozen comparison.
 
 Every loss gets the same network, random hash layer, batches, optimizer and epochs, and its own hyperparameters, which
 its search on the frozen backbone has chosen.
