@@ -11,6 +11,7 @@ import argparse
 import tempfile
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from ingest import make_checkpoint
@@ -63,7 +64,7 @@ def by_ray(
             collection=collection,
             cluster=Cluster("local", n_workers),
             options=options,
-            fetch=fetch,
+            fetch=partial(fetch),
             shard_size=shard_size,
             stopped=lambda: False,
             progress=encoding.see,

@@ -63,8 +63,10 @@ class Experiment:
     def settings(self) -> tuple[str, ...]:
         """Settings shared by all methods: AdamW, weight decay, schedule, batch, the number of epochs, and `base`."""
         adamw = ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.weight_decay=0.0005")
-        shared = (*adamw, "optimizer.schedule=cosine", "train.batch_size=64", "tracking.tensorboard=false")
-        return (*data_of(self.data).overrides, *shared, f"train.epochs={self.epochs}", *self.base)
+        shared = (*adamw, "optimizer.schedule=cosine", "train.batch_size=64")
+        # Several methods run side by side, one on each core.
+        local = ("train.device=cpu", "tracking.tensorboard=false")
+        return (*data_of(self.data).overrides, *shared, *local, f"train.epochs={self.epochs}", *self.base)
 
     def config(self, *overrides: str) -> Config:
         """The configuration of a run."""

@@ -58,12 +58,12 @@ class Limits(TypedDict, total=False):
     """Which images a search may find, and how thoroughly it looks.
 
     max_distance: in bits; images further away are left out. Exact in every kind of index.
-    among: ids (in any order) or a filter that results must match. Exact in every kind of index.
+    among: a filter that results must match. Exact in every kind of index.
     effort: of an approximate index, see `HammingIndex.search`; not used with `max_distance` or `among`.
     """
 
     max_distance: int | None
-    among: Ids | Filter | None
+    among: Filter | None
     effort: int | None
 
 
@@ -110,7 +110,7 @@ class Collection:
         return self._counted("labels", self.catalog.label_counts)
 
     def engines(self) -> dict[str, int]:
-        """Number of codes per engine, see `Spaces.engines`; counted once for each state of the collection."""
+        """Number of codes per engine, see `CodeSpaces.engines`; counted once for each state of the collection."""
         return self._counted("engines", self.catalog.spaces.engines)
 
     def _counted(self, name: str, count: Callable[[], dict[str, int]]) -> dict[str, int]:
@@ -286,7 +286,7 @@ class Collection:
         distances, ids = merged_hits(built, fresh, n, ties=True)
         return distances, ids, view.codes_of(ids)
 
-    def histogram(self, query_code: Codes, *, among: Ids | Filter | None = None) -> NDArray[np.int64]:
+    def histogram(self, query_code: Codes, *, among: Filter | None = None) -> NDArray[np.int64]:
         """How many images have each Hamming distance 0 to K from a packed code (1, code_size): counts (K + 1,).
 
         Exact in every kind of index: every code is compared.
@@ -320,11 +320,11 @@ class Collection:
                 parts.append(list(zip(*found, strict=True)))
         return parts
 
-    def _subsets(self, view: View, among: Ids | Filter | None) -> list[Subset]:
+    def _subsets(self, view: View, among: Filter | None) -> list[Subset]:
         """The rows of the built and the fresh segment that may be found; cached for the last few filters."""
         segments = (view.built, view.fresh)
-        if not isinstance(among, Filter):
-            return [segment.alive if among is None else segment.among(among) for segment in segments]
+        if among is None:
+            return [segment.alive for segment in segments]
         with self._lock:
             if among in view.filtered:
                 view.filtered[among] = view.filtered.pop(among)  # the most recently used one comes last

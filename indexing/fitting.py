@@ -86,7 +86,7 @@ def too_few(n: int, problems: Sequence[str]) -> BadDataset:
     found = {0: "is no usable image", 1: "is only one image"}.get(n, f"are {n:,} images, all identical")
     return BadDataset(
         f"fitting a hash layer needs different images, but there {found}{_first(problems)}: add other images, or "
-        "give a trained checkpoint (--checkpoint FILE)"
+        "use a trained checkpoint (--checkpoint FILE; for a collection that exists, with `hashseek index reencode`)"
     )
 
 

@@ -127,7 +127,7 @@ def encode_shards(
     collection: Store,
     cluster: Cluster,
     options: EncoderOptions,
-    fetch: Fetch,
+    fetch: "partial[bytes]",
     shard_size: int,
     stopped: Callable[[], bool],
     progress: Callable[[int, str], None],
@@ -142,7 +142,7 @@ def encode_shards(
         collection: its checkpoint encodes.
         cluster: what computes.
         options: of the encoders; without a GPU, the device "auto" is the CPU.
-        fetch: see `ingest`.
+        fetch: see `ingest`; shards with URLs that were encoded with other settings of it are encoded again.
         shard_size: images in a file, on average.
         stopped: asked before each shard whether to stop.
         progress: called with the number of images done and a text about the shards.
@@ -165,7 +165,7 @@ def encode_shards(
         for found in _shards(sources, shard_size):
             if stopped():
                 return
-            name = _name(found, what)
+            name = _name(found, what, fetch)
             sizes[name] = len(found)
             if name in finished:
                 n_done += len(found)
@@ -205,11 +205,12 @@ def _shards(sources: Iterable[Found], size: int) -> Iterator[list[Found]]:
         yield part
 
 
-def _name(part: Sequence[Found], what: Sequence[object]) -> str:
+def _name(part: Sequence[Found], what: Sequence[object], fetch: "partial[bytes]") -> str:
     """A hash of everything that the file of a shard depends on."""
     digest = hashlib.sha256(json.dumps(what).encode())
     for found in part:
-        stamp = stamp_of(found.uri) if isinstance(found, ImageSource) else None
+        is_url = isinstance(found, ImageSource) and isinstance(found.uri, str)
+        stamp = fetch.keywords if is_url else stamp_of(found.uri) if isinstance(found, ImageSource) else None
         digest.update(repr((replace(found, where=""), stamp)).encode())  # a line may move in its list
     return digest.hexdigest()[:32]
 

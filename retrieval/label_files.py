@@ -6,6 +6,7 @@ optionally `split` (see `SPLITS`). Training reads whole files with `read_label_f
 """
 
 import csv
+import io
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hashseek.retrieval.errors import BadDataset, suggest
+from hashseek.retrieval.files import write_atomically
 
 OnError = Literal["skip", "stop"]
 Row = tuple[int, dict[str, Any]]  # number of its first line, values by column
@@ -74,6 +76,15 @@ class LabelFile:
     source: Path
     items: tuple[Item, ...]
     problems: tuple[Problem, ...]
+
+
+def write_label_file(path: Path, rows: Iterable[tuple[str, Sequence[str], str]]) -> None:
+    """Write a `labels.csv` with the file, the labels and the split of each image."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("file", "labels", "split"))
+    writer.writerows((file, ";".join(labels), split) for file, labels, split in rows)
+    write_atomically(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 def find_label_file(path: Path) -> Path | None:
@@ -174,10 +185,15 @@ def refuse(
     )
 
 
+def spellings(file: str) -> tuple[str, ...]:
+    """The name as it is in a list, and with slashes instead of the backslashes that lists from Windows have."""
+    return (file, file.replace("\\", "/")) if "\\" in file else (file,)
+
+
 def _find_image(folder: Path, file: Any) -> tuple[str, Path | None]:
     """(name, path) of the image in a row; the path is None if there is no such file."""
     file = file.strip() if isinstance(file, str) else ""
-    for name in (file, file.replace("\\", "/")):  # lists from Windows have backslashes
+    for name in spellings(file):
         try:
             if name and (folder / name).is_file():
                 return name, folder / name

@@ -300,7 +300,7 @@ class _Run:
     sources: _Sources
     encoder: "Encoder | None"
     first: Fitting | None
-    fetch: Fetch
+    fetch: "partial[bytes]"
     output: Output
     n_total: int | None
     stop: _Stop

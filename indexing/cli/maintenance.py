@@ -113,8 +113,8 @@ def import_command(
     ] = None,
 ) -> None:
     """Add the images of an export without encoding them. Running it again adds nothing twice."""
-    done = import_(file, collection, checkpoint=checkpoint)
-    Output().show(done.problems)
+    with closing(import_(file, collection, checkpoint=checkpoint)) as reports:
+        done = Output().follow(reports, None)
     counts = f"added {done.added}, updated {done.updated}, already stored {done.known}"
     typer.echo(f"{counts}; from {file} into {parse_uri(collection) if is_in_milvus(collection) else collection}")
 

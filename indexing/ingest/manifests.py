@@ -18,7 +18,7 @@ from typing import Any
 from hashseek.indexing.remote import is_remote
 from hashseek.indexing.uris import is_there
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.label_files import COLUMNS, NAMES, Problem, parse_labels, parse_split, read_rows
+from hashseek.retrieval.label_files import COLUMNS, NAMES, Problem, parse_labels, parse_split, read_rows, spellings
 
 KINDS = (".csv", ".jsonl", ".parquet", ".txt")
 PLACES = ("uri", "path", "file", "url")
@@ -77,7 +77,7 @@ def read_manifest(path: Path, *, split: str | None = None) -> Iterator[ImageSour
         n_rows += 1
         line, values = row
         for found in read_row(values, where=f"{path.name} line {line}", folder=path.parent, split=split):
-            n_chosen += isinstance(found, ImageSource)
+            n_chosen += isinstance(found, ImageSource) or found.skipped
             yield found
     if split is not None and n_rows and not n_chosen:
         raise BadDataset(f"{path} has no image in the split {split!r}")
@@ -164,10 +164,10 @@ def _uri(place: str, folder: Path) -> Path | str:
         return place
     if _SCHEME.match(place):
         raise ValueError(f"{place} is not supported: use a file or an http(s) URL")
-    path = folder / place
-    if not is_there(str(path)):
-        raise ValueError(f"the file {place} does not exist")
-    return path
+    for name in spellings(place):
+        if is_there(str(folder / name)):
+            return folder / name
+    raise ValueError(f"the file {place} does not exist")
 
 
 def rows_of(

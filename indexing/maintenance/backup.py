@@ -259,12 +259,9 @@ def _unpack(file: Path, tar: tarfile.TarFile, folder: Path) -> Contents:
         sums[member.name] = _unpack_file(tar, member, folder)
     if last.get("checksum") != checksum_of(last):
         raise _damaged(file, "its end is missing or has been changed")
-    lost = {*last["lost"]}
     for name, found in sums.items():
         kept = _KEPT.fullmatch(name)
-        if name in lost:
-            (folder / name).unlink()
-        elif found != (kept[1] if kept else last["sha256"].get(name)):
+        if found != (kept[1] if kept else last["sha256"].get(name)):
             raise _damaged(file, f"the content of {name} has changed")
     if missing := [name for name in last["sha256"] if name not in sums]:
         raise _damaged(file, f"{missing[0]} is missing")

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ def _described(image: StoredImage | NewImage, uri: str, code: StoredCode | NewIm
     }
 
 
-def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestReport:
+def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> Generator[IngestReport, None, None]:
     """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
 
     Keys, labels, attributes, codes and engines are kept; ids and times are new. Importing again adds nothing twice. An
@@ -143,8 +143,8 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestRepo
         folder: of the collection.
         checkpoint: that made the codes; needed for a new collection.
 
-    Returns:
-        How many were added, updated and known.
+    Yields:
+        The running report after each committed group of images.
 
     Raises:
         BadConfig: pyarrow is not installed.
@@ -156,11 +156,8 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestRepo
     with open_export(files[0]):  # it is refused before a collection is created
         pass
     with open_for_adding(folder, checkpoint=checkpoint) as collection:
-        problems: list[Problem] = []
-        for report in add_exports(files, collection):
-            problems += report.problems
+        yield from add_exports(files, collection)
         collection.save_index()
-    return replace(report, problems=problems)
 
 
 def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestReport, None, None]:

@@ -31,7 +31,7 @@ def recheck(
         (how many bits differ in each image; problems: images that cannot be encoded, and codes that do not belong to
         the content of their image).
     """
-    ids = collection.catalog.all_codes().ids
+    ids = collection.index.current().ids
     chosen = np.sort(np.random.default_rng().choice(ids, min(n, len(ids)), replace=False)).tolist()
     problems: list[str] = []
     counts: list[int] = []

@@ -4,9 +4,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
-from hashseek.indexing.catalog.attributes import Ids
 from hashseek.indexing.catalog.conditions import Condition, parse_number, readings, ways_to_meet
 from hashseek.indexing.catalog.filters import Filter
 
@@ -24,12 +21,10 @@ def both(*expressions: str) -> str:
     return " and ".join(f"({one})" for one in expressions if one)
 
 
-def expression(among: Ids | Filter | None) -> str:
-    """An expression that selects the same images as a filter or a list of ids; empty for None."""
+def expression(among: Filter | None) -> str:
+    """An expression that selects the same images as a filter; empty for None."""
     if among is None:
         return ""
-    if not isinstance(among, Filter):
-        return f"id in {literal(np.asarray(among).tolist())}"
     parts = []
     if among.any_labels:
         parts.append(f"array_contains_any(labels, {literal(among.any_labels)})")

@@ -362,7 +362,7 @@ class MilvusStore:
         radius = self.n_bits if max_distance is None else min(max_distance, self.n_bits)
         return nearest.search(k, radius=radius, ties=ties)
 
-    def histogram(self, query_code: Codes, *, among: Ids | Filter | None = None) -> NDArray[np.int64] | None:  # noqa: ARG002
+    def histogram(self, query_code: Codes, *, among: Filter | None = None) -> NDArray[np.int64] | None:  # noqa: ARG002
         """None: Milvus cannot count distances."""
         return None
 

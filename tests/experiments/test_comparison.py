@@ -372,7 +372,7 @@ def test_scaled_settings_mean_the_same_at_other_lengths(name, setting, factor, t
 
 def test_bihalf_has_the_settings_of_its_configuration():
     shipped, ours = (
-        load_config(Path("mirflickr25k_mobilenet_v2_bihalf_64")),
+        load_config(Path("mirflickr25k_mobilenet_v2_bihalf_64"), ["train.device=cpu"]),
         Experiment().config(*METHODS["bihalf"].settings),
     )
     assert (ours.loss, ours.optimizer, ours.train) == (shipped.loss, shipped.optimizer, shipped.train)

@@ -19,12 +19,21 @@ from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, 
 from hashseek.indexing.collection import Collection, check_place, open_or_create
 from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
 from hashseek.indexing.ingest.batch import IngestReport
-from hashseek.indexing.maintenance.exchange import export, import_
+from hashseek.indexing.maintenance.exchange import export
 from hashseek.indexing.opening import open_for_adding
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes, UnknownImage
 from hashseek.retrieval.files import locked
 from support import hamming_oracle as hamming
-from support.collections import code_collection, file_of, index_folder, new_images, random_codes, sql, with_codes
+from support.collections import (
+    code_collection,
+    file_of,
+    import_export,
+    index_folder,
+    new_images,
+    random_codes,
+    sql,
+    with_codes,
+)
 
 
 def check(collection, truth, queries, ks=(1, 5, 10**30)):
@@ -512,7 +521,7 @@ def test_a_kept_file_named_by_its_full_path_stays(tmp_path, checkpoint, pictures
     collection.add_with_file(replace(image, key="mine"), data, suffix=".jpg")
     kept = file_of(collection, collection.catalog.one(1))
     export(collection, tmp_path / "e.parquet")
-    assert import_(tmp_path / "e.parquet", tmp_path / "c", checkpoint=None) == IngestReport(known=1)
+    assert import_export(tmp_path / "e.parquet", tmp_path / "c", checkpoint=None) == IngestReport(known=1)
     (tmp_path / "link").symlink_to(tmp_path / "c")
     for path in (kept, kept.resolve(), tmp_path / "c" / kept.relative_to(collection.folder)):
         collection.add([replace(image, key="mine", path=str(path), labels=("dog",))])

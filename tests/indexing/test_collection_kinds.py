@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.cli.collection import build
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
@@ -71,7 +72,7 @@ def test_a_histogram_counts_the_images_at_each_distance(kind, n_distinct, among,
         ids = {None: np.arange(1, 501), "odd": np.arange(1, 501, 2), "few": np.array([2, 3, 450, 499])}[among]
         alive = np.setdiff1d(ids, [3, 77, 450])
         for query in codes[:5]:
-            counts = collection.histogram(query[None], among=None if among is None else ids)
+            counts = collection.histogram(query[None], among=None if among is None else Filter(ids=tuple(ids.tolist())))
             expected = np.bincount(hamming.distances(query[None], codes[alive - 1])[0], minlength=37)
             assert counts.tolist() == expected.tolist()
 
@@ -86,7 +87,9 @@ def test_a_search_among_most_images_is_exact(kind, tmp_path):
         everywhere = [ids.tolist() for _, ids in collection.search(queries, k=30, effort=1)]
         exact = [nearest(codes, query[None], 30, np.arange(1, 2001))[1].tolist() for query in queries]
         assert everywhere != exact  # random codes are difficult for an approximate search
-        for query, (distances, ids) in zip(queries, collection.search(queries, k=30, among=most), strict=True):
+        for query, (distances, ids) in zip(
+            queries, collection.search(queries, k=30, among=Filter(ids=tuple(most.tolist()))), strict=True
+        ):
             assert np.array_equal((distances, ids), nearest(codes, query[None], 30, most))
 
 
@@ -324,13 +327,13 @@ def test_searches_among_ids_are_exact_after_additions_and_removals(kind, n_chose
     rng = np.random.default_rng(n_chosen)
     chosen = rng.choice(np.arange(1, 504), n_chosen, replace=False)
     alive = np.setdiff1d(chosen, gone)
-    query = random_codes(rng, 1, 48)
+    query, among = random_codes(rng, 1, 48), Filter(ids=tuple(chosen.tolist()))
     for k in (1, 9, 1000):
-        [(distances, ids)] = collection.search(query, k=k, among=chosen)
+        [(distances, ids)] = collection.search(query, k=k, among=among)
         wanted = nearest(codes, query, k, alive)
         assert np.array_equal(distances, wanted[0])
         assert np.array_equal(ids, wanted[1])
-        [(distances, ids)] = collection.search(query, k=k, among=chosen, max_distance=20)
+        [(distances, ids)] = collection.search(query, k=k, among=among, max_distance=20)
         assert np.array_equal(ids, wanted[1][wanted[0] <= 20])
 
 

@@ -13,7 +13,7 @@ from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.maintenance.backup import restore, snapshot
-from hashseek.indexing.maintenance.exchange import export, import_
+from hashseek.indexing.maintenance.exchange import export
 from hashseek.indexing.maintenance.reencode import reencode
 from hashseek.indexing.maintenance.repair import repair
 from hashseek.indexing.searcher import RANKS, Query, Searcher, SearchOptions
@@ -23,7 +23,7 @@ from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.scores import cosines, stored_features
 from support import hamming_oracle as hamming
-from support.collections import file_of, random_codes, sql
+from support.collections import file_of, import_export, random_codes, sql
 from support.models import tiny_checkpoint
 from support.pictures import draw, encoded
 
@@ -314,7 +314,7 @@ def test_what_has_no_features_is_refused(keeping, indexed, checkpoint, tmp_path)
     collection.remove([1])
     generation = collection.catalog.generation()
     with pytest.raises(BadConfig):
-        import_(tmp_path / "export.parquet", collection.folder, checkpoint=None)
+        import_export(tmp_path / "export.parquet", collection.folder, checkpoint=None)
     assert (collection.catalog.generation(), n_features(collection)) == (generation, 11)
     with pytest.raises(BadConfig):
         open_or_create(indexed, checkpoint=checkpoint, keep_features=True)

@@ -64,7 +64,7 @@ def test_only_shards_are_deleted_from_the_folder(own_collection, tmp_path):
             collection=collection,
             cluster=Cluster("local"),
             options={"device": "cpu", "engine": "auto"},
-            fetch=fetch,
+            fetch=partial(fetch),
             shard_size=10,
             stopped=lambda: False,
             progress=lambda *_: None,
@@ -174,8 +174,13 @@ def test_workers_that_die_and_runs_that_stop_lose_nothing_and_codes_are_those_of
     last = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)  # without the server
     assert "added 0, already stored 73, skipped 1" in last.stdout
     assert times(shards) == kept
-    outcome = import_(shards, tmp_path / "imported", checkpoint=checkpoint)
+    *_, outcome = import_(shards, tmp_path / "imported", checkpoint=checkpoint)
     assert (outcome.added, outcome.known) == (63, 10)
+    # Shards with URLs depend on how these are fetched.
+    command += ["--url-seconds", "9"]
+    other = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)
+    assert "added 0, already stored 72, skipped 2" in other.stdout
+    assert len(kept.items() - times(shards).items()) == 1
 
 
 @NEEDS_RAY

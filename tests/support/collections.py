@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from hashseek.indexing.catalog import Catalog, NewImage, StoredImage, create_catalog
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import CATALOG, Collection
+from hashseek.indexing.ingest.batch import IngestReport
+from hashseek.indexing.maintenance.exchange import import_
 from hashseek.retrieval.codes import Codes, pack
 
 # Attributes of images for tests of filters: every JSON type, nested names, and strings that spell numbers.
@@ -71,3 +74,9 @@ def sql(path: Path, *statements: str) -> list[tuple[Any, ...]]:
     """Execute statements in the SQLite file `path`, as other programs could; returns the rows of the last one."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         return [db.execute(statement).fetchall() for statement in statements][-1]
+
+
+def import_export(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestReport:
+    """Import an export to the end; returns the counts with all problems."""
+    reports = list(import_(place, folder, checkpoint=checkpoint))
+    return replace(reports[-1], problems=[problem for report in reports for problem in report.problems])

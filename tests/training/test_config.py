@@ -81,7 +81,7 @@ def test_none_unsets_an_option_of_a_data_set(tmp_path, monkeypatch):
         for number in range(4):
             Image.new("RGB", (8, 8)).save(f"{name}/{number}.png")
     files = set(tmp_path.iterdir())
-    splits = build_splits("folder", root=str(tmp_path), split_file="none")
+    splits = build_splits("folder", root=str(tmp_path), labels="none")
     assert len(splits.label_names) == 6
     assert set(tmp_path.iterdir()) == files
 

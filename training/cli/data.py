@@ -2,14 +2,16 @@
 
 import inspect as introspection
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hashseek.training.config import parse_assignment
+from hashseek.retrieval.errors import BadConfig, suggest
+from hashseek.retrieval.label_files import write_label_file
+from hashseek.training.config import DataSection, load_config, parse_assignment
 from hashseek.training.data.datasets import DATASETS, build_splits, data_set
+from hashseek.training.data.paths import expand
 from hashseek.training.progress import Progress
 
 data = typer.Typer(no_args_is_help=True)
@@ -30,24 +32,38 @@ def list_data_sets() -> None:
 
 @data.command("inspect")
 def inspect(
-    name: Annotated[str, typer.Argument(help="A data set (`hashseek data list`), or a folder.")],
+    name: Annotated[str, typer.Argument(help="A data set (`hashseek data list`), a folder, or a TOML file.")],
     options: Annotated[list[str] | None, typer.Argument(help="Its options, such as root=/data year=2017.")] = None,
     files: Annotated[
         bool, typer.Option(help="Read every file: find broken images, and files with equal content.")
     ] = True,
+    label_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-labels",
+            metavar="FILE",
+            help="Also write the images of a folder, with their labels and splits, to this new CSV file.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the content of a data set: counts, labels, bad lines, and missing, broken and duplicate files.
 
     Problems are only reported. With the option on_error=stop, the exit code is 2 if `train` or `evaluate` would fail.
     """
-    name, chosen = _named(name, options or ())
+    found = find_data(name)
+    chosen = found.options() | dict(parse_assignment(option, example="root=/data") for option in options or ())
+    name = found.name
+    if label_file is not None and name != "folder":
+        raise BadConfig(f"--write-labels is for a folder of images, not for the data set {name!r}: leave it out")
+    if label_file is not None and label_file.exists():
+        raise BadConfig(f"--write-labels would replace {label_file}: choose another file")
     if "on_error" in introspection.signature(data_set(name)).parameters:
         chosen = {"on_error": "skip", **chosen}  # report problems instead of refusing them
     splits = build_splits(name, **chosen)
 
     from hashseek.training.data.broken_images import without_broken
-    from hashseek.training.data.inspection import as_text, inspect_splits
+    from hashseek.training.data.inspection import as_text, inspect_splits, listed
 
     if files and splits.train.vectors is None:
         splits = without_broken(splits, source=str(chosen.get("root", name)))
@@ -56,11 +72,23 @@ def inspect(
     with progress.task("comparing files", n_images if files else 0) as advance:
         facts = {"name": name, "options": chosen, **inspect_splits(splits, duplicates=files, advance=advance)}
     typer.echo(json.dumps(facts, indent=2) if as_json else as_text(facts))
+    if label_file is not None:
+        write_label_file(label_file, listed(splits))
+        typer.echo(f"wrote the labels to {label_file}", err=True)
 
 
-def _named(name: str, options: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """(name, options) of a data set; a folder's name means the data set `folder`."""
-    chosen = dict(parse_assignment(option, example="root=/data") for option in options)
-    if name not in DATASETS and Path(name).exists():
-        return "folder", {"root": name, **chosen}
-    return name, chosen
+def find_data(word: str) -> DataSection:
+    """The data set that a command names: by its name, as a folder or label file, or in a TOML file.
+
+    Raises:
+        BadConfig: there is none of these.
+    """
+    if word.endswith(".toml"):
+        return load_config(Path(word)).data
+    if word in DATASETS:
+        return DataSection(name=word)
+    if expand(word).exists():
+        return DataSection.model_validate({"name": "folder", "root": word})
+    if ":" not in word:  # "module:function"
+        raise BadConfig(f"there is no data set, folder or file {word!r}: {suggest(word, DATASETS)}")
+    return DataSection(name=word)

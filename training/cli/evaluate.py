@@ -1,7 +1,5 @@
 """The command `hashseek evaluate`. Heavy modules are imported only after the arguments have been checked."""
 
-import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +12,7 @@ from hashseek.retrieval.errors import BadConfig
 
 DataOption = Annotated[
     str | None,
-    typer.Option(
-        help="The data set: a folder with labels.csv, a name, or a TOML file. Default: the one it was trained on."
-    ),
+    typer.Option(help="The data set: its name, a folder, or a TOML file. Default: the one it was trained on."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Precision of the network.")]
@@ -102,6 +98,7 @@ def evaluate(
 
     from hashseek.training.evaluation.assembly import DEFAULT_NS, EvaluationOptions
     from hashseek.training.progress import Progress
+    from hashseek.training.runs.environment import command_line
 
     if calibrate is not None:
         from hashseek.training.evaluation.evaluate import check_calibrates
@@ -117,7 +114,7 @@ def evaluate(
         seed=seed,
         device=device,
         precision=precision,
-        command=shlex.join(["hashseek", *sys.argv[1:]]),
+        command=command_line(),
         as_trained=data is None and on_error is None,
         progress=Progress(),
     )
@@ -166,14 +163,9 @@ def _check_service(url: str, checkpoint: Path, splits: Any, options: Any) -> int
 
 
 def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any]]:
-    """Name and options of the data set that `--data` means; only training writes its `split_file`."""
-    name, options = _data_options(checkpoint, data)
-    return name, {key: value for key, value in options.items() if key != "split_file"}
-
-
-def _data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any]]:
-    from hashseek.training.config import DataSection, load_config
-    from hashseek.training.data.datasets import DATASETS
+    """Name and options of the data set that `--data` means, or that the checkpoint was trained on."""
+    from hashseek.training.cli.data import find_data
+    from hashseek.training.config import DataSection
     from hashseek.training.data.paths import expand
 
     if data is None:
@@ -188,12 +180,8 @@ def _data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, An
                 "training was started, or pass the data set with --data"
             )
         return trained_on.name, options
-    if data.endswith(".toml"):
-        config = load_config(Path(data)).data
-        return config.name, config.options()
-    if data in DATASETS and data != "folder" and not Path(data).is_dir():
-        return data, {}
-    return "folder", {"root": data}
+    found = find_data(data)
+    return found.name, found.options()
 
 
 def parse_ns(words: Sequence[str]) -> tuple[int | None, ...]:

@@ -54,7 +54,7 @@ def train(
     from hashseek.training.loop.fit import fit
 
     progress = Progress(quiet=started is not None and started.rank > 0)
-    result = fit(settings, out=folder, resume=resume, progress=progress)
+    result = fit(settings, out=folder, resume=resume, quiet=progress.quiet)
     score = "" if math.isnan(result.best_score) else f" with validation mAP {result.best_score:.4f}"
     progress.console.print(f"best epoch {result.best_epoch}{score}; run folder {folder}")
     if not progress.quiet:

@@ -54,6 +54,17 @@ def inspect_splits(
     }
 
 
+def listed(splits: Splits) -> list[tuple[str, list[str], str]]:
+    """(full path, labels, split) of each image, for a label file; training images in the database are listed once."""
+    rows: dict[Path, tuple[str, list[str], str]] = {}
+    for split in NAMES:
+        part: Split = getattr(splits, split)
+        for path, row in zip(part.paths, part.labels, strict=True):
+            labels = [splits.label_names[column] for column in np.flatnonzero(row)]
+            rows.setdefault(path, (str(path.resolve()), labels, split))
+    return list(rows.values())
+
+
 def as_text(facts: dict[str, Any]) -> str:
     """The statistics of `inspect_splits` as text."""
     images = facts["images"]

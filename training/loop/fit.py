@@ -66,7 +66,7 @@ def fit(
     *,
     out: Path,
     resume: bool = False,
-    progress: Progress | None = None,
+    quiet: bool = True,
     on_epoch: OnEpoch | None = None,
     splits: Splits | None = None,
 ) -> Result:
@@ -76,7 +76,7 @@ def fit(
         config: everything that determines the run.
         out: the run folder.
         resume: continue the run in `out`, if there is one.
-        progress: where progress is printed; None prints nothing.
+        quiet: print no progress.
         on_epoch: called with the record of each epoch after it is saved. Only with one process.
         splits: what `build_splits` returns for `config`, if the caller has it; None reads the data set.
 
@@ -92,7 +92,7 @@ def fit(
         config,
         out,
         resume,
-        progress is None or progress.quiet,
+        quiet,
         on_epoch,
         splits,
         device=settings.device,

@@ -272,6 +272,19 @@ def test_a_split_of_another_program_matters_only_if_a_split_is_chosen(tree):
     assert [len(found) for found in drawn(tree / "m.jsonl", split="train")] == [1, 1]
 
 
+def test_a_split_whose_images_are_all_missing_is_not_called_empty(tree):
+    touch(tree / "m.csv", b"file,split\nnone.jpg,train\n7.jpg,query\n")
+    assert [len(found) for found in drawn(tree / "m.csv", split="train")] == [0, 1]
+    with pytest.raises(BadDataset):
+        drawn(tree / "m.csv", split="database")
+
+
+def test_names_from_windows_are_found(tree):
+    touch(tree / "m.csv", b"file\na\\1.jpg\n")
+    [source], _ = drawn(tree / "m.csv")
+    assert source.uri == tree / "a" / "1.jpg"
+
+
 # ---------------------------------------------------------------- tars
 
 

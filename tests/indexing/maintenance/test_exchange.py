@@ -12,9 +12,9 @@ import pytest
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.maintenance import exchange
-from hashseek.indexing.maintenance.exchange import export, import_
+from hashseek.indexing.maintenance.exchange import export
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
-from support.collections import code_collection, new_images, random_codes, sql
+from support.collections import code_collection, import_export, new_images, random_codes, sql
 from support.faults import fill
 
 
@@ -95,13 +95,13 @@ def test_two_records_of_one_content_are_two_after_an_import_and_one_after_a_shar
         assert [(key, labels) for key, *_, labels, _, _, _ in before] == [(None, ("b",)), ("k", ("a",))]
         export(collection, tmp_path / "e.parquet")
     code_collection(tmp_path / "b", n_bits=12).close()
-    assert import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None) == IngestReport(added=2)
+    assert import_export(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None) == IngestReport(added=2)
     assert records(tmp_path / "b") == before
-    assert import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None) == IngestReport(known=2)
+    assert import_export(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None) == IngestReport(known=2)
     # A shard is part of `index add`: its new key is for the image of the same file that has none.
     shard = exchange.shard([replace(second, key="new")], [], fingerprint="f" * 64, n_bits=12)
     (tmp_path / "shard.parquet").write_bytes(shard)
-    assert import_(tmp_path / "shard.parquet", tmp_path / "b", checkpoint=None) == IngestReport(updated=1)
+    assert import_export(tmp_path / "shard.parquet", tmp_path / "b", checkpoint=None) == IngestReport(updated=1)
 
 
 def test_the_columns_of_an_export(exported):
@@ -124,17 +124,17 @@ def test_row_groups_of_any_number_of_images(n, tmp_path, monkeypatch):
         assert export(collection, tmp_path / "e.parquet") == (n, 0)
     assert pq.ParquetFile(tmp_path / "e.parquet").num_row_groups == (n + 1) // 2
     code_collection(tmp_path / "b", n_bits=12).close()
-    assert import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None).added == n
+    assert import_export(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None).added == n
     assert records(tmp_path / "b") == records(tmp_path / "a")
 
 
 def test_an_export_for_another_checkpoint_creates_and_changes_nothing(exported, other_checkpoint, checkpoint, tmp_path):
     _, file = exported
     with pytest.raises(ForeignCodes):
-        import_(file, tmp_path / "new", checkpoint=other_checkpoint)
+        import_export(file, tmp_path / "new", checkpoint=other_checkpoint)
     assert not (tmp_path / "new").exists()
     with closing(code_collection(tmp_path / "other", n_bits=36)), pytest.raises(ForeignCodes):
-        import_(file, tmp_path / "other", checkpoint=None)
+        import_export(file, tmp_path / "other", checkpoint=None)
 
 
 def column(name, values):
@@ -168,7 +168,7 @@ def test_a_file_that_is_not_a_valid_export_is_refused_and_nothing_is_added(expor
     _, file = exported
     pq.write_table(BAD[fault](pq.read_table(file)), file)
     with pytest.raises((BadDataset, BadConfig)):
-        import_(file, tmp_path / "new", checkpoint=checkpoint)
+        import_export(file, tmp_path / "new", checkpoint=checkpoint)
     assert not (tmp_path / "new").exists()
 
 
@@ -176,7 +176,7 @@ def test_missing_rows_are_reported(exported, checkpoint, tmp_path):
     _, file = exported
     pq.write_table(pq.read_table(file).slice(0, 5), file)
     with pytest.raises(BadDataset):
-        import_(file, tmp_path / "new", checkpoint=checkpoint)
+        import_export(file, tmp_path / "new", checkpoint=checkpoint)
 
 
 def test_every_cut_and_flipped_bit_is_refused_or_harmless(exported, checkpoint, tmp_path):
@@ -189,7 +189,7 @@ def test_every_cut_and_flipped_bit_is_refused_or_harmless(exported, checkpoint, 
     for number, damaged in enumerate(damages):
         file.write_bytes(damaged)
         try:
-            import_(file, tmp_path / str(number), checkpoint=checkpoint)
+            import_export(file, tmp_path / str(number), checkpoint=checkpoint)
         except (BadDataset, ForeignCodes):
             continue
         assert len(damaged) == len(whole)
@@ -205,7 +205,7 @@ def test_existing_and_missing_files_and_a_missing_pyarrow_are_refused(exported, 
                 export(collection, place)
     assert file.read_bytes() == before
     with pytest.raises(BadDataset):
-        import_(tmp_path / "none", folder, checkpoint=None)
+        import_export(tmp_path / "none", folder, checkpoint=None)
     code, _, err = hashseek("index", "import", file, folder, before="import sys; sys.modules['pyarrow'] = None")
     assert (code, "hashseek[parquet]" in err) == (2, True)
 
@@ -225,7 +225,7 @@ def test_labels_that_an_import_does_not_store_are_noted(tmp_path):
             collection.add([replace(image, labels=(label,))])
             if name == "a":
                 export(collection, tmp_path / "e.parquet")
-    report = import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None)
+    report = import_export(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None)
     assert (report.known, [note.uri for note in report.problems]) == (1, [image.path])
 
 
@@ -239,8 +239,8 @@ def test_a_later_export_replaces_labels_and_attributes_also_by_none(tmp_path):
         for image_id in ids:
             collection.catalog.update(image_id, labels=(), attributes={})
         export(collection, tmp_path / "2.parquet")
-    import_(tmp_path / "1.parquet", tmp_path / "b", checkpoint=None)
-    report = import_(tmp_path / "2.parquet", tmp_path / "b", checkpoint=None)
+    import_export(tmp_path / "1.parquet", tmp_path / "b", checkpoint=None)
+    report = import_export(tmp_path / "2.parquet", tmp_path / "b", checkpoint=None)
     assert (report.updated, report.known, [note.uri for note in report.problems]) == (1, 1, [keyless.path])
     with closing(Collection(tmp_path / "b")) as collection:
         replica = collection.by_key("k")

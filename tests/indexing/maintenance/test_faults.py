@@ -13,10 +13,10 @@ import pytest
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.index.hamming_index import KINDS
 from hashseek.indexing.maintenance.backup import restore, snapshot
-from hashseek.indexing.maintenance.exchange import export, import_
+from hashseek.indexing.maintenance.exchange import export
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.retrieval.errors import HashseekError
-from support.collections import code_collection, index_folder, new_images, random_codes
+from support.collections import code_collection, import_export, index_folder, new_images, random_codes
 from support.faults import (
     OPERATIONS,
     NoDisk,
@@ -290,7 +290,7 @@ def test_ids_beyond_32_bits(tmp_path, last):
         assert (content(again), check_search(again)) == (expected, [])
         assert fill(again, 1, start=90) == [last + 5]
     code_collection(tmp_path / "i", n_bits=12).close()
-    assert import_(tmp_path / "e.parquet", tmp_path / "i", checkpoint=None).added == 5
+    assert import_export(tmp_path / "e.parquet", tmp_path / "i", checkpoint=None).added == 5
 
 
 @pytest.mark.parametrize("step", ["index.index_files.save_index", "catalog.Catalog.set_saved_index"])

@@ -10,7 +10,6 @@ import pytest
 
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.training.cli.evaluate import data_options
-from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
 from support.in_process import run_command
 
@@ -78,10 +77,14 @@ def test_a_mistake_is_one_line_and_exit_code_2_before_torch_is_loaded_where_poss
     assert not (tmp_path / "run").exists()
 
 
-def test_an_evaluation_does_not_write_the_split_file_again(toml, shapes, checkpoint, tmp_path):
-    toml.write_text(toml.read_text().replace("[data]\n", f"[data]\nsplit_file = '{tmp_path / 'split.csv'}'\n"))
-    assert "split_file" in load_config(toml).data.options()
+def test_a_data_set_is_a_name_a_folder_a_function_or_a_toml_file(toml, shapes, checkpoint, tmp_path, monkeypatch):
     assert data_options(checkpoint, str(toml)) == ("folder", {"root": str(shapes)})
+    assert data_options(checkpoint, str(shapes)) == ("folder", {"root": str(shapes)})
+    assert data_options(checkpoint, "my_data:holidays") == ("my_data:holidays", {})
+    (tmp_path / "shapes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert data_options(checkpoint, "shapes") == ("shapes", {}), "a name means the same in every folder"
+    assert data_options(checkpoint, "./shapes") == ("folder", {"root": "./shapes"})
 
 
 @pytest.mark.parametrize("data", ["missing.toml", "missing"])

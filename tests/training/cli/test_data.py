@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,40 @@ def test_broken_images_are_found_without_loading_torch(run, worked):
     assert done.returncode == 0, done.stderr
     assert done.stdout == run("inspect", worked)[1]
     assert "3.jpg" in done.stdout
+
+
+@pytest.mark.parametrize("of_classes", [False, True])
+def test_the_labels_of_a_folder_are_written_to_a_list_that_can_be_used_in_its_place(run, tmp_path, of_classes):
+    root = tmp_path / "photos"
+    for number in range(20):
+        folder = root / ("train" if number < 12 else "test") / "ab"[number % 2] if of_classes else root
+        folder.mkdir(parents=True, exist_ok=True)
+        draw(number).save(folder / f"café {number}.jpg")
+    if not of_classes:
+        rows = [f"café {number}.jpg,{'a;b' if number % 3 else 'c'}" for number in range(20)]
+        (root / "labels.csv").write_text("\n".join(["file,labels", *rows]))
+    written = tmp_path / "list.csv"
+    assert run("inspect", root, "--write-labels", written)[0] == 0
+    first, second = build_splits("folder", root=str(root)), build_splits("folder", root=str(written))
+    assert first.label_names == second.label_names
+    for name in ("train", "query", "database"):
+        one, other = getattr(first, name), getattr(second, name)
+        assert dict(zip(one.paths, one.labels.tolist(), strict=True)) == dict(
+            zip(other.paths, other.labels.tolist(), strict=True)
+        )
+    before = written.read_bytes()
+    assert run("inspect", root, "--write-labels", written)[0] == 2, "no file is replaced"
+    assert written.read_bytes() == before
+    assert run("inspect", "shapes", "--write-labels", tmp_path / "new.csv")[0] == 2
+
+
+def test_file_names_in_a_written_list_may_be_any_bytes(run, tmp_path):
+    for number in range(6):
+        folder = tmp_path / "photos" / ("train" if number < 4 else "test") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        draw(number).save(folder / os.fsdecode(b"caf\xe9 %d.jpg" % number))
+    assert run("inspect", tmp_path / "photos", "--write-labels", tmp_path / "list.csv")[0] == 0
+    assert b"caf\xe9 5.jpg,b,query\n" in (tmp_path / "list.csv").read_bytes()
 
 
 def test_hand_worked_facts(worked):

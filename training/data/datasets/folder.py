@@ -1,15 +1,12 @@
 """Data sets of a folder of pictures: `folder` with labels, in a list or as subfolders, and `pictures` without any."""
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from hashseek.retrieval.errors import BadConfig, BadDataset, suggest
-from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.images import SUFFIXES
 from hashseek.retrieval.label_files import (
     SPLITS,
@@ -45,7 +42,6 @@ def folder(
     query_fraction: float = 0.1,
     train_fraction: float = 0.5,
     split_seed: int = 0,
-    split_file: str | None = None,
 ) -> Splits:
     """A folder of images with a label file, or with one subfolder per class.
 
@@ -64,8 +60,6 @@ def folder(
         query_fraction: without splits, the share of the images that become queries.
         train_fraction: without splits, the share that become training images; the rest is the database.
         split_seed: seed of a random split.
-        split_file: file to write the images with their labels and splits to, as a label file that can be used as
-            `root`; `~` and `$NAME` are expanded.
 
     Raises:
         BadDataset: no images or labels, bad lines under "stop", an empty split, or a label that never occurs.
@@ -113,13 +107,6 @@ def folder(
         why = f"{found.source} has a split for each image"
         drawn = {"query_fraction": query_fraction, "train_fraction": train_fraction, "split_seed": split_seed}
         refuse_unused(folder, why, **drawn)
-    if split_file is not None:
-        # Full paths, because the list may be in a different folder from the images.
-        listed = label_list((str(item.path.resolve()), item.labels, str(item.split)) for item in items)
-        target = expand(split_file)
-        if source is not None and target.resolve() == source.resolve():
-            raise BadConfig(f"split_file is the label file {source} itself, which it would replace: use another file")
-        write_atomically(target, listed)
     train_in_database = {item.split for item in items} == {"train", "query"}
     if train_in_database:
         items += tuple(replace(item, split="database") for item in items if item.split == "train")
@@ -226,12 +213,3 @@ def _split(items: Sequence[Item], *, query_fraction: float, train_fraction: floa
     split[order[:n_query]] = "query"
     split[order[n_query : n_query + n_train]] = "train"
     return [replace(item, split=str(name)) for item, name in zip(by_name, split, strict=True)]
-
-
-def label_list(rows: Iterable[tuple[str, Sequence[str], str]]) -> bytes:
-    """The content of a label file with the file, the labels and the split of each image."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("file", "labels", "split"))
-    writer.writerows((file, ";".join(labels), split) for file, labels, split in rows)
-    return text.getvalue().encode("utf-8", "surrogateescape")

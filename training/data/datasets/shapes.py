@@ -14,7 +14,8 @@ from PIL import Image
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.files import write_atomically
-from hashseek.training.data.datasets.folder import folder, label_list
+from hashseek.retrieval.label_files import write_label_file
+from hashseek.training.data.datasets.folder import folder
 from hashseek.training.data.datasets.shapes_drawing import Scene, Thing, draw_scene
 from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import Splits
@@ -118,7 +119,7 @@ def render_shapes(
             file = f"images/{number:06d}.jpg"
             image.save(root / file, "JPEG", quality=92)
             rows.append((file, labels, split))
-        write_atomically(listing, label_list(rows))
+        write_label_file(listing, rows)
     except OSError as error:
         raise BadDataset(f"the shapes cannot be written to {root}: {error}") from error
     return listing
