@@ -3,7 +3,9 @@ BIN := .venv/bin
 # Where this is set, as in many containers, every process would compile PyTorch's modules again, for 2 to 10 seconds.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test installed lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-stores bench-train faults reproduce soak clean
+BENCHMARKS := $(addprefix bench-,engines eval filters ingest losses scale search serve stores train)
+
+.PHONY: demo test installed lint links unit $(BENCHMARKS) faults reproduce soak clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -27,42 +29,11 @@ lint: .venv/installed-test links
 unit: installed
 	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 1)') --dist loadgroup $(ARGS)
 
-bench-engines: .venv/installed-test
-	$(BIN)/python bench/engines.py $(ARGS)
+$(BENCHMARKS): bench-%: .venv/installed-test
+	$(BIN)/python bench/$*.py $(ARGS)
 
-bench-eval: .venv/installed
-	$(BIN)/python bench/evaluation.py $(ARGS)
-
-bench-filters: .venv/installed
-	$(BIN)/python bench/filters.py $(ARGS)
-
-bench-ingest: .venv/installed
-	$(BIN)/python bench/ingest.py $(ARGS)
-
-bench-losses: .venv/installed
-	$(BIN)/python bench/losses.py $(ARGS)
-
-bench-scale: .venv/installed
-	$(BIN)/pip install --quiet --editable '.[ray]'
-	$(BIN)/python bench/scale.py $(ARGS)
-
-bench-search: .venv/installed
-	$(BIN)/python bench/search.py $(ARGS)
-
-bench-serve: .venv/installed
-	$(BIN)/python bench/serve.py $(ARGS)
-
-bench-stores: .venv/installed-test
-	$(BIN)/python bench/stores.py $(ARGS)
-
-bench-train: .venv/installed
-	$(BIN)/python bench/training_speed.py $(ARGS)
-
-faults: .venv/installed-test
-	$(BIN)/python bench/faults.py $(ARGS)
-
-soak: .venv/installed
-	$(BIN)/python bench/soak.py $(ARGS)
+faults soak: .venv/installed-test
+	$(BIN)/python bench/$@.py $(ARGS)
 
 # Reproduce the published comparisons (about a day). After an interruption, run it again to continue.
 reproduce: .venv/installed-test

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 import typer
 
 from hashseek.api.keys import read_keys
-from hashseek.indexing.cli.options import STORE_HELP, EngineName, PrecisionName
+from hashseek.indexing.cli.options import STORE_HELP
+from hashseek.retrieval.devices import EngineName, PrecisionName
 from hashseek.retrieval.errors import BadConfig
 
 CATALOG = "catalog.sqlite"  # of a collection
@@ -84,12 +85,6 @@ class Settings:
     ] = None
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Format of lines on standard error.")] = "text"
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False
-    otel: Annotated[
-        bool,
-        typer.Option(
-            "--otel", help="Send traces with OpenTelemetry; so does setting an OTEL_EXPORTER_OTLP_* variable."
-        ),
-    ] = False
 
     def folders(self) -> dict[str, Path]:
         """Folders of the collections by name. A single collection has the name ""."""

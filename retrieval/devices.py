@@ -11,14 +11,16 @@ import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 from hashseek.retrieval.errors import BadConfig
 
 if TYPE_CHECKING:
     import torch
 
-PRECISIONS = ("auto", "fp32", "bf16")
+PrecisionName = Literal["auto", "fp32", "bf16"]
+EngineName = Literal["auto", "torch", "openvino"]
+PRECISIONS, ENGINES = get_args(PrecisionName), get_args(EngineName)
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # of this container: microseconds of CPU time per period, and the period
 
 

@@ -117,7 +117,8 @@ def test_documents_point_at_files_that_exist_and_commands_that_are_there(file):
     if file != "CHANGELOG.md":  # which also names commands of earlier versions
         assert {*re.findall(r"(?:`|^ *)hashseek (\w+)", text, re.M)} <= {*COMMANDS}
     for target in re.findall(r"\bmake ([\w-]+)`", text):
-        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
+        done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, check=False)
+        assert done.returncode == 0, target
 
 
 def test_code_mentions_only_documents_that_exist():

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from hashseek.retrieval.devices import PrecisionName
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.models import MAX_WIDTH
 from hashseek.retrieval.models.names import is_vector_backbone
@@ -255,7 +256,7 @@ class TrainSection(_Section):
     )
     device: str = Field(default="auto", description="`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`")
     devices: int = Field(default=1, ge=1, description="number of processes (`--devices`)")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: PrecisionName = Field(
         default="auto",
         description="`bf16` if the hardware supports it, otherwise `fp32`; heads and losses always use float32",
     )

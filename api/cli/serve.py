@@ -80,7 +80,7 @@ def run(settings: Settings) -> None:
         if alone:
             check_checkpoint(*alone)
     app = create_app(settings)
-    if settings.otel or any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
+    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
         tracing.trace(app)
     give_memory_back()
     port = listener.getsockname()[1]

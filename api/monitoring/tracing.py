@@ -20,8 +20,8 @@ def trace(app: FastAPI) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise BadConfig(
-            f"--otel or an OTEL_EXPORTER_OTLP_* variable enables tracing, but {error.name} is not installed: run "
-            "pip install 'hashseek[otel]', or disable tracing"
+            f"an OTEL_EXPORTER_OTLP_* variable enables tracing, but {error.name} is not installed: run "
+            "pip install 'hashseek[otel]', or unset the variable"
         ) from None
     os.environ.setdefault("OTEL_SERVICE_NAME", "hashseek")
     provider = TracerProvider()

@@ -2,16 +2,14 @@
 
 from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from hashseek.indexing.catalog.filters import FILTER_HELP
-from hashseek.retrieval.devices import EncoderOptions
+from hashseek.retrieval.devices import EncoderOptions, EngineName, PrecisionName
 from hashseek.retrieval.errors import BadConfig
 
-EngineName = Literal["auto", "torch", "openvino"]
-PrecisionName = Literal["auto", "fp32", "bf16"]
 ENCODING = ("--device", "--precision", "--engine")  # for `refuse`
 
 

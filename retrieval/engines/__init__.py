@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.retrieval.devices import in_bf16, is_cpu
+from hashseek.retrieval.devices import ENGINES, in_bf16, is_cpu
 from hashseek.retrieval.engines.openvino_engine import OpenVinoEngine, check_openvino, has_openvino
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
@@ -37,8 +37,6 @@ class Engine(Protocol):
     def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size), B >= 1. Not thread-safe."""
 
-
-ENGINES = ("auto", "torch", "openvino")
 
 _log = logging.getLogger("hashseek")
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.devices import PrecisionName
 from hashseek.retrieval.errors import BadConfig
 
 DataOption = Annotated[
@@ -15,7 +16,7 @@ DataOption = Annotated[
     typer.Option(help="The data set: its name, a folder, or a TOML file. Default: the one it was trained on."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Precision = Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Precision of the network.")]
+Precision = Annotated[PrecisionName, typer.Option(help="Precision of the network.")]
 
 
 def evaluate(

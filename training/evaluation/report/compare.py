@@ -149,7 +149,6 @@ def _protocol_values(report: EvaluationReport) -> dict[str, Any]:
         "AP normalizer": report.normalizer,
         "ties": report.ties,
         "labels used": labels_used(report),
-        "nDCG gain": report.gain,
         **{name: report.data.get(name) for name in (*_COUNTS, *_HASHES)},
     }
 
