@@ -6,9 +6,16 @@ from contextlib import closing
 import httpx
 import pytest
 
+from hashseek.api.collections import computed
 from hashseek.indexing.collection import Collection
 from support.commands import wait_until
 from support.service import serving, url_in
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """On a busy machine, results of a few images may take seconds, too."""
+    monkeypatch.setattr(computed, "WAIT_SECONDS", 60)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from experiments.comparison import Experiment, load_inputs, rows_of, run, run_me
 from experiments.comparison_report import as_markdown, mean_ranks, paired_tests, queries_and_seeds, write_plots
 from experiments.critical_difference import groups
 from experiments.inputs import DATA, Inputs
-from experiments.methods import METHODS, POWERS, space_at
+from experiments.methods import METHODS, space_at
 from experiments.processes import in_processes
 from experiments.scoring import cosine_scores, gallery_scores, split_scores
 from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
@@ -91,10 +91,14 @@ def test_every_seed_has_its_own_search_and_more_seeds_extend_a_comparison(base, 
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
     out, methods = tmp_path / "out", ("dhn", "itq")
     once = Experiment(own, bits=(12,), n_seeds=1, n_trials=1, epochs=1, base=base)
+    fit = MagicMock(wraps=comparison.fit)
+    monkeypatch.setattr(comparison, "fit", fit)
     run_method("dhn", once, out)
     [first] = rows_of(out, "dhn")
     for method in methods:
         run_method(method, replace(once, n_seeds=2), out)
+    assert [call.args[0].train.seed for call in fit.call_args_list] == [0, 1]
+    for method in methods:
         assert [row["seed"] for row in rows_of(out, method)] == [0, 1]
     kept, other = rows_of(out, "dhn")
     assert kept == first
@@ -145,6 +149,7 @@ def test_chosen_settings_are_fine_tuned_once(base, tmp_path, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out"
     _choose(out, "hashnet", 12, "optimizer.lr=0.02", 'loss.continuation="iteration"')
+    seed = 1
 
     def stopped(*arguments, **settings):
         raise KeyboardInterrupt
@@ -154,17 +159,18 @@ def test_chosen_settings_are_fine_tuned_once(base, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(finetuned, "split_scores", stopped)
         with pytest.raises(KeyboardInterrupt):
-            finetuned.fine_tune(out, "hashnet", 12, 0, base=tiny)
-    config = json.loads((place / "12-0" / "config.json").read_text())
+            finetuned.fine_tune(out, "hashnet", 12, seed, base=tiny)
+    config = json.loads((place / "12-1" / "config.json").read_text())
     assert (config["loss"]["continuation"], config["optimizer"]["lr"]) == ("iteration", 0.001)
+    assert config["train"]["seed"] == seed
     fit = MagicMock(wraps=comparison.fit)
     with monkeypatch.context() as patched:
         patched.setattr(comparison, "fit", fit)
-        row = finetuned.fine_tune(out, "hashnet", 12, 0, base=tiny)
+        row = finetuned.fine_tune(out, "hashnet", 12, seed, base=tiny)
     assert fit.call_args.kwargs["resume"]
     finetuned.run_finetuned(out, ["hashnet"], lengths=[12], seeds=2, jobs=1, base=tiny)
     rows = sorted(rows_of(place.parent, "hashnet"), key=lambda row: row["seed"])  # in the order in which they finished
-    assert rows[0] == row
+    assert rows[seed] == row
     assert [path.name for path in place.iterdir()] == ["rows.jsonl"]
     monkeypatch.setattr(finetuned, "fine_tune", None)  # everything is finished
     finetuned.run_finetuned(out, ["hashnet"], lengths=[12], seeds=2, base=tiny)
@@ -197,6 +203,30 @@ def test_both_rankings_of_rows_follow_from_the_outputs():
     assert found["asymmetric"] == pytest.approx((1 + 2 / 3 + 3 / 4) / 3)
     assert found["mAP"] == pytest.approx((found["worst"] + found["best"]) / 2)
     assert found["worst"] == pytest.approx(found["asymmetric"])
+    assert found["AP"] == pytest.approx([found["mAP"]], abs=1e-5)
+    assert found["asymmetric_AP"] == pytest.approx([found["asymmetric"]], abs=1e-5)
+    assert (found["d_intra"], found["d_inter"]) == (1, 1)
+
+
+def test_scores_are_those_of_the_first_1000():
+    rng = np.random.default_rng(0)
+    database = rng.choice((-1, 1), (1200, 12)).astype(np.float32)
+    query = rng.random((1, 12)).astype(np.float32)
+    distances = (database < 0).sum(axis=1)
+    relevant = distances % 3 == 0  # alike for equal distances, so that their order makes no difference
+    splits = Splits(*(Split((), np.eye(2, dtype=np.uint8)[of], ()) for of in ([1], [1], 1 * relevant)), ("a", "b"), "")
+
+    def by_hand(order: Any) -> float:
+        found = relevant[order[:1000]]
+        return float(np.mean([found[: place + 1].mean() for place in np.flatnonzero(found)]))
+
+    found = split_scores(query, database, splits)
+    assert found["mAP"] == found["best"] == pytest.approx(by_hand(np.argsort(distances)))
+    assert found["asymmetric"] == pytest.approx(by_hand(np.argsort(-(database @ query[0]))))
+    assert found["mAP"] != pytest.approx(found["asymmetric"], abs=0.001)
+    assert (found["d_intra"], found["d_inter"]) == pytest.approx(
+        (distances[relevant].mean(), distances[~relevant].mean())
+    )
 
 
 def _rows(seeds: int, **of_methods: tuple[float, float]) -> list[dict[str, Any]]:
@@ -222,10 +252,17 @@ def test_the_control_is_compared_with_every_method_whether_it_is_ahead_or_behind
     for method in ("csq", "dsh"):
         assert found[method].over_queries == pytest.approx(3e-4), "the smallest, times the number of methods"
         assert found[method].over_both < 1e-4
+    of_method = {method: np.array([row["AP"] for row in rows if row["method"] == method]) for method in METHODS}
+    own = of_method["tie_aware"]
+    raw = [(float(queries_and_seeds(own - of_method[method])), method) for method in found]
+    least = 0.0
+    for n_left, (p, method) in zip((3, 2, 1), sorted(raw), strict=True):  # Holm's steps
+        least = max(least, min(1.0, n_left * p))
+        assert found[method].over_both == pytest.approx(least)
     assert found["hyp2"].over_queries > 0.05
     assert (found["csq"].better, found["dsh"].better) == (0, 1)
-    own = [row for row in rows if row["method"] != "tie_aware"]
-    assert list(paired_tests(own, 12, of_query="AP")) == ["dsh", "csq"], "the first one is compared with the others"
+    others = [row for row in rows if row["method"] != "tie_aware"]
+    assert list(paired_tests(others, 12, of_query="AP")) == ["dsh", "csq"], "the first one is compared with the others"
 
 
 def test_seeds_that_disagree_are_no_evidence_however_many_queries_there_are():
@@ -335,6 +372,20 @@ def test_layers_without_labels_are_scored_as_in_a_comparison():
     assert unsupervised.cells_of("itq_cca", 4, inputs, cosines) == {}, "3 labels"
 
 
+def test_layers_are_fitted_to_the_chosen_rows_with_the_seed():
+    rng = np.random.default_rng(0)
+    labels, features = rng.integers(0, 2, (60, 3)).astype(np.uint8), rng.normal(size=(60, 5)).astype(np.float32)
+    splits = Splits(*(Split((), part, ()) for part in np.split(labels, [20, 30])), ("a", "b", "c"), "")
+    inputs, rows = Inputs(splits, *np.split(features, [20, 30])), np.arange(10)
+    changed = inputs.train.copy()
+    changed[10:] = 7
+    for method in ("random", "itq"):
+        once, again, other = (comparison.fitted(method, inputs, rows, n_bits=4, seed=seed)["AP"] for seed in (0, 0, 1))
+        assert once == again != other
+        assert comparison.fitted(method, replace(inputs, train=changed), rows, n_bits=4, seed=0)["AP"] == once
+        assert comparison.fitted(method, inputs, np.arange(20), n_bits=4, seed=0)["AP"] != once
+
+
 def test_what_a_search_chose_is_scaled_to_other_lengths(tmp_path):
     _choose(tmp_path, "hashnet", 12, "loss.a=1.0", 'loss.continuation="none"')
     assert comparison.chosen_settings(tmp_path, "hashnet", 24, 1) == ("loss.a=0.5", 'loss.continuation="none"')
@@ -345,28 +396,34 @@ def test_what_a_search_chose_is_scaled_to_other_lengths(tmp_path):
 
 
 def test_scaled_settings_are_searched_in_the_same_space_at_every_length():
-    for method, powers in POWERS.items():
-        for name, power in powers.items():
-            one, many = (space_at(method, n_bits)[name] for n_bits in (1, 48))
-            for end in ("low", "high"):
-                assert many[end] == pytest.approx(one[end] * 48**power)
+    assert METHODS["dsh"].space["loss.m"]["low"] * 48 == pytest.approx(space_at("dsh", 48)["loss.m"]["low"])
+    assert METHODS["dhn"].space["loss.inner"]["high"] / 48 == pytest.approx(space_at("dhn", 48)["loss.inner"]["high"])
     assert space_at("dpsh", 48) == METHODS["dpsh"].space
 
 
 @pytest.mark.parametrize(
-    ("name", "setting", "factor"),
-    [("hashnet", "a", 1), ("dhn", "inner", 1), ("dsh", "m", 2)],  # both terms of DSH are sums
+    ("method", "setting", "factor"),
+    [
+        ("hashnet", "a", 1),
+        ("dhn", "inner", 1),
+        ("dsh", "m", 2),  # both terms are sums
+        ("tie_aware", "a", 1),
+        ("tie_aware_pairs", "a", 1),
+    ],
 )
-def test_scaled_settings_mean_the_same_at_other_lengths(name, setting, factor, tmp_path):
+def test_scaled_settings_mean_the_same_at_other_lengths(method, setting, factor, tmp_path):
     """With every bit doubled, inner products and distances double, but nothing else changes."""
     rng = np.random.default_rng(0)
     outputs, labels = torch.from_numpy(rng.normal(size=(8, 12))), torch.from_numpy(rng.integers(0, 2, (8, 3)))
-    _choose(tmp_path, name, 12, f"loss.{setting}=3")
+    name = method.removesuffix("_pairs")
+    _choose(tmp_path, method, 12, f"loss.{setting}=3")
     values = []
     for n_bits in (12, 24):
-        [chosen] = comparison.chosen_settings(tmp_path, name, n_bits, 0)
+        [chosen] = comparison.chosen_settings(tmp_path, method, n_bits, 0)
         loss = loss_class(name)(n_bits=n_bits, n_classes=3, **{setting: float(chosen.split("=")[1])})
-        values.append(sum(loss(outputs.repeat(1, n_bits // 12), labels).values()).item())
+        terms = loss(outputs.repeat(1, n_bits // 12), labels)
+        # The ranking term sees only whole distances, which doubled bits make even.
+        values.append(terms["pairs"].item() if name == "tie_aware" else sum(terms.values()).item())
     assert values[1] == pytest.approx(factor * values[0])
 
 

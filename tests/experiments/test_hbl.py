@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import optuna
@@ -162,6 +163,22 @@ def test_training_depends_on_its_seed_and_on_nothing_else_random(root):
     assert torch.equal(weights(0), weights(0))
     assert not torch.equal(weights(0), weights(1))
     assert not torch.equal(weights(0), weights(0, lam=0.0))  # the gate opens: the margins take part
+
+
+def test_thresholds_are_chosen_on_the_folds_and_folds_score_what_they_did_not_train_on(root):
+    splits = vectors.scene(root=str(root))
+    bad = dict.fromkeys(FIGURES, 0.999)
+    choice = hbl.CrossValidation(2, "features", 0.1, 0.0, 0.0, 0.0, bad)
+    found = hbl.query_scores(splits, method="any", settings=hbl.defaults("any"), choice=choice, seed=0)
+    assert found["folds"]["mAP"] == found["half"]["mAP"] == found["oracle"]["mAP"]
+    thresholded = [name for name in FIGURES if found["half"][name] != found["oracle"][name]]
+    assert thresholded
+    assert all(found["folds"][name] < found["oracle"][name] for name in thresholded)
+
+    labels = np.random.default_rng(0).integers(0, 2, splits.train.labels.shape).astype(np.uint8)
+    unrelated = replace(splits.train, labels=labels)
+    nothing = hbl.cross_validate(unrelated, method="any", settings=hbl.defaults("any"), n_folds=2)
+    assert nothing.mean_ap < 0.9, "labels that do not depend on the vectors cannot be predicted"
 
 
 def test_every_point_of_the_search_space_can_be_trained(root):

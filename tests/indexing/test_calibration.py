@@ -1,7 +1,6 @@
 """Calibrations: computed as by brute force over pairs of images, stored with the collection, used by searches."""
 
 import json
-import warnings
 from contextlib import closing
 from functools import partial
 
@@ -9,8 +8,6 @@ import numpy as np
 import pytest
 from sklearn.isotonic import IsotonicRegression
 
-from hashseek.api.app import create_app
-from hashseek.api.settings import Settings
 from hashseek.indexing.calibration import (
     calibrate_collection,
     radius_for,
@@ -23,13 +20,9 @@ from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.retrieval.metrics import Calibration
 from support import hamming_oracle as hamming
 from support.collections import code_collection, new_images, random_codes
-from support.commands import wait_until
 from support.in_process import run_command
 from support.pictures import draw
-
-with warnings.catch_warnings():  # newer versions of Starlette would rather have httpx2, older ones know only httpx
-    warnings.simplefilter("ignore")
-    from fastapi.testclient import TestClient
+from support.service import serving
 
 N_BITS = 12
 LABELS = ("a", "b", "c")
@@ -222,10 +215,8 @@ def test_the_commands_calibrate_and_search_by_precision(own_collection, pictures
 
 def test_the_service_searches_by_precision_and_returns_relevances(calibrated, pictures):
     collection, searcher = calibrated
-    settings = Settings(collection=collection.folder, device="cpu", precision="fp32")
     expected = searcher.similar(3, SearchOptions(k=12, min_precision=0.7)).hits
-    with TestClient(create_app(settings), base_url="http://localhost") as client:
-        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+    with serving(collection.folder, precision="fp32") as client:
         answer = client.get("/v1/images/3/similar", params={"k": 12, "min_precision": 0.7}).json()
         assert [(hit["id"], hit["relevance"]) for hit in answer["hits"]] == [
             (h.image.id, h.relevance) for h in expected

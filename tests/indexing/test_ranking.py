@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hashseek.indexing import searcher as searcher_module
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import NewImage, StoredCode
 from hashseek.indexing.collection import Collection, open_or_create
@@ -84,7 +85,8 @@ def first_by_hand(values, k, n, among, max_distance):
 
 @pytest.mark.parametrize("rank", ["asymmetric", "float"])
 @pytest.mark.parametrize("oversample", [1, 4, 1000])
-def test_hits_are_those_of_a_loop_over_all_images(rank, oversample, filled):
+def test_hits_are_those_of_a_loop_over_all_images(rank, oversample, filled, monkeypatch):
+    monkeypatch.setattr(searcher_module, "_FEATURES_AT_ONCE", 7)
     searcher, ids, codes, features = filled
     n_bits = searcher.collection.n_bits
     odd = {int(i) for i in ids if i % 2}
@@ -180,8 +182,13 @@ def test_approximate_kinds_order_what_they_find_and_are_exact_with_a_limit(kind,
         own = Searcher(searcher.encoder, collection)
         query = a_query(collection.n_bits, 3)
         values = by_hand(query, "asymmetric", ids, codes, features, collection.n_bits)
-        hits = own.answer([query], SearchOptions(10)).hits
-        assert len(hits) == 10
+        answer = own.answer([query], SearchOptions(10))
+        hits = answer.hits
+        assert (len(hits), answer.is_exact) == (10, False)
+        for rank in ("hamming", "asymmetric"):
+            for limit in (None, collection.n_bits):
+                everything = SearchOptions(500, limit, rank=rank, oversample=1)
+                assert own.answer([query], everything).is_exact == (limit is not None)
         assert all(values[hit.image.id] == (hit.distance, hit.score) for hit in hits)
         assert [(-hit.score, hit.image.id) for hit in hits] == sorted((-hit.score, hit.image.id) for hit in hits)
         limited = own.answer([query], SearchOptions(10, collection.n_bits)).hits

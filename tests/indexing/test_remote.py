@@ -2,6 +2,7 @@
 
 import re
 import socket
+import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +12,7 @@ import pytest
 from hashseek.indexing import remote
 from hashseek.indexing.remote import fetch, is_public, is_remote
 from hashseek.retrieval.errors import BadImage
+from support.paths import ROOT
 
 CONTENT = bytes(range(256)) * 40  # 10 kB
 
@@ -123,6 +125,22 @@ def test_content_is_downloaded_after_redirects_and_retries_and_without_a_proxy(s
     assert server.asked.count("/busy") == 3
     assert get(server, "good/\udcff") == CONTENT  # of a list that is not UTF-8
     assert {"/good/%C3%BC%20space?q=%C3%A4", "/good/%FF", "/good/%C3%A9"} <= set(server.asked)
+
+
+def test_https_needs_a_trusted_certificate_for_the_host(server, monkeypatch):
+    monkeypatch.setattr(remote, "RETRIES", 0)
+    own = ROOT / "tests" / "support" / "certificate.pem"  # of 127.0.0.1, signed by nobody
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(own)
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    url = server.url.replace("http://", "https://")
+    with pytest.raises(BadImage):
+        fetch(f"{url}/good", allow_private=True, seconds=10)
+    trusting = ssl.create_default_context(cafile=own)
+    monkeypatch.setattr(remote, "_tls", lambda: trusting)
+    assert fetch(f"{url}/good", allow_private=True, seconds=10) == CONTENT
+    with pytest.raises(BadImage):
+        fetch(f"{url}/good".replace("127.0.0.1", "localhost"), allow_private=True, seconds=10)
 
 
 # path -> a value that the message names

@@ -26,17 +26,19 @@ def test_items_come_in_order_and_no_more_are_drawn_than_may_be(n, in_worker):
 
 
 def test_what_is_loaded_does_not_wait_for_a_slow_source():
-    drawn = []
+    arrived = []
 
     def items():
-        for item in range(4):
+        for item in range(600):
+            if arrived:
+                return
             time.sleep(0.1)
-            drawn.append(item)
             yield item
 
-    arrived = [(item, len(drawn)) for item in load_ahead(items(), lambda item: item, depth=64)]
-    assert [item for item, _ in arrived] == [0, 1, 2, 3]
-    assert arrived[0][1] < 4  # not only when all were drawn
+    for item in load_ahead(items(), lambda item: item, depth=1000):
+        arrived.append(item)
+    assert arrived == [*range(len(arrived))]
+    assert len(arrived) < 600, "the first one does not wait until all were drawn"
 
 
 def test_an_error_of_one_item_ends_it_and_starts_nothing_more():

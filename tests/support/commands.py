@@ -19,7 +19,7 @@ import numpy, uvicorn, hashseek.indexing.cli.collection, hashseek.api.cli.serve,
 # What commands import only when they need it:
 import hashseek.indexing.maintenance.recheck, hashseek.indexing.maintenance.refit
 import hashseek.indexing.maintenance.repair, hashseek.retrieval.metrics, hashseek.retrieval.models.weight_loading
-import hashseek.retrieval.encoder, torchvision.models
+import hashseek.retrieval.encoder, torchvision.models, scipy.sparse.csgraph
 import torch; torch.set_num_threads(1)
 from hashseek.api.cli import main
 

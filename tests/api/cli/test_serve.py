@@ -176,8 +176,10 @@ def test_the_installed_command_serves_until_it_is_stopped(own_collection, tmp_pa
 def test_the_memory_of_large_uploads_is_bounded_and_given_back(serve, indexed, tmp_path):
     """Eight pictures of 100 megapixels, in files of 0.3 MB, took 6 GB and were kept."""
 
+    page = os.sysconf("SC_PAGE_SIZE")
+
     def resident():
-        return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in with_decoders(process)) * 4096
+        return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in with_decoders(process)) * page
 
     Image.new("RGB", (9_999, 9_999), "red").save(tmp_path / "large.png")
     large = (tmp_path / "large.png").read_bytes()

@@ -4,7 +4,7 @@ import os
 import shutil
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -12,6 +12,7 @@ import pytest
 
 import hashseek
 from hashseek.api.collections import collections
+from hashseek.indexing.collection import Collection, open_or_create
 from support.collections import sql
 from support.commands import wait_until
 from support.pictures import png
@@ -84,6 +85,14 @@ def test_a_new_one_is_empty_and_takes_images(client, folder):
         assert [image.url for image in own.images()] == [hits(found)[0]["url"]]
 
 
+def test_a_new_one_keeps_features_if_its_model_does(folder, checkpoint):
+    open_or_create(folder / "with", checkpoint=checkpoint, keep_features=True).close()
+    with serving(folder) as client:
+        for like, keeps in (("with", True), ("a", False)):
+            assert client.post("/v1/collections", json={"name": f"like-{like}", "like": like}).status_code == 201
+            assert client.get(f"/collections/like-{like}/v1/stats").json()["keeps_features"] == keeps
+
+
 @pytest.mark.parametrize(
     ("body", "status", "kind"),
     [
@@ -119,6 +128,17 @@ def test_deleting_repeats_the_name(client, folder):
     assert_problem(client.get("/collections/a/v1/stats"), 404, "UnknownCollection")
     assert_problem(delete(client, "a"), 404, "UnknownCollection")
     assert client.post("/v1/collections", json={"name": "a", "like": "b c"}).status_code == 201
+
+
+def test_deleting_a_linked_one_leaves_what_it_links_to(folder, indexed, tmp_path):
+    shutil.copytree(indexed, tmp_path / "target", ignore=OF_READERS)
+    (folder / "linked").symlink_to(tmp_path / "target")
+    with serving(folder) as client:
+        assert delete(client, "linked").status_code == 204
+        assert listed(client).keys() == {"a", "b c"}
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "b c", "other"]
+    with closing(Collection(tmp_path / "target")) as target:
+        assert (len(target), target.verify()) == (12, [])
 
 
 def test_folders_that_come_and_go_are_followed(client, folder, indexed, tmp_path):

@@ -85,7 +85,7 @@ def test_requests_do_not_wait_for_a_merge(own_collection, monkeypatch, merges_at
         held = HeldMerge()
         monkeypatch.setattr(hashseek.indexing.index.collection_index, "merge", held)
         ids = [add(client, png(600 + number)).json()["id"] for number in range(2)]
-        assert held.began.wait(5)
+        assert held.began.wait(60)
         assert hits(search(client, png(601)))[0]["id"] == ids[1]
         assert client.delete(f"/v1/images/{ids[0]}").status_code == 204
         assert ids[0] not in [hit["id"] for hit in hits(search(client, png(600)))]
@@ -103,7 +103,7 @@ def test_a_service_that_stops_during_a_merge_does_not_wait_for_it(own_collection
     with serving(own_collection) as client:
         monkeypatch.setattr(hashseek.indexing.index.collection_index, "merge", held)
         assert add(client, png(600)).status_code == 201
-        assert held.began.wait(5)
+        assert held.began.wait(60)
     held.go_on.set()
     wait_until(lambda: "hashseek-merge" not in {thread.name for thread in set(threading.enumerate()) - threads})
     n_images, _, problems = state_of(own_collection)
@@ -263,6 +263,7 @@ def test_while_loading_it_is_live_but_not_ready(own_collection, monkeypatch):
 
 def test_a_service_that_stops_waits_for_its_first_load(own_collection, monkeypatch):
     """Otherwise OpenVINO may crash the process."""
+    monkeypatch.setattr(service, "STOP_SECONDS", 60)
     go_on, load, threads = threading.Event(), Service._load, set(threading.enumerate())
     monkeypatch.setattr(Service, "_load", lambda self: (go_on.wait(60), load(self)))
     with serving(own_collection, ready=False):

@@ -115,16 +115,18 @@ def test_one_thing_is_computed_at_a_time_and_a_slow_one_is_answered_though_the_c
 ):
     monkeypatch.setattr(computed, "WAIT_SECONDS", 0.01)
     collection, results, go = code_collection(tmp_path, n_bits=8), Computed(), threading.Event()
-    started = []
+    started, has_started = [], threading.Event()
 
     def compute():
         started.append(len(collection))
+        has_started.set()
         go.wait(60)
         return started[-1]
 
     for name in ("a", "b", "a", "a"):
         with pytest.raises(StillComputing):
             results.get(name, collection.catalog, compute)
+        assert has_started.wait(60)
         collection.add(new_images(np.zeros((1, 1), np.uint8), start=len(collection)))
     assert started == [0]
     monkeypatch.setattr(computed, "WAIT_SECONDS", 60)

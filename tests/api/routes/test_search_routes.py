@@ -2,10 +2,7 @@
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -15,16 +12,10 @@ from hashseek.indexing import remote
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.searcher import Query, Searcher, SearchOptions
 from hashseek.retrieval.codes import pack
+from support import web
 from support.collections import sql
 from support.pictures import labels_of, png
 from support.service import add, assert_problem, hits, search, serving
-
-
-class QuietFiles(SimpleHTTPRequestHandler):
-    """The files of a folder."""
-
-    def log_message(self, *args):
-        pass
 
 
 def test_health_statistics_and_documentation(reader, checkpoint):
@@ -91,11 +82,8 @@ def test_every_stored_picture_finds_itself_at_distance_0(reader, pictures):
 
 
 def test_a_picture_by_url_is_searched_if_its_host_is_allowed(indexed, pictures, monkeypatch):
-    handler = partial(QuietFiles, directory=pictures)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, ThreadPoolExecutor(1) as pool:
-        pool.submit(server.serve_forever, 0.01)
-        host = f"127.0.0.1:{server.server_port}"
-        url = f"http://{host}/picture%2000.jpg"
+    with web.serving(pictures) as place:
+        host, url = place.removeprefix("http://"), f"{place}/picture%2000.jpg"
         with serving(indexed, read_only=True) as client:
             assert_problem(client.post("/v1/search", json={"url": url}), 422, "BadConfig", "--url-host")
         with serving(indexed, read_only=True, url_hosts=["pictures.example", host], max_upload_bytes=100_000) as client:
@@ -105,14 +93,13 @@ def test_a_picture_by_url_is_searched_if_its_host_is_allowed(indexed, pictures, 
             assert hits(answer) == hits(search(client, (pictures / "picture 00.jpg").read_bytes(), k=3))
             assert answer.json()["ranked_by"] == "asymmetric"
             for other in (
-                f"http://localhost:{server.server_port}/picture%2000.jpg",
+                url.replace("127.0.0.1", "localhost"),
                 f"http://{host}/none",
                 "file:///x",
             ):
                 assert_problem(client.post("/v1/search", json={"url": other}), 422, "BadImage", other)
             assert_problem(client.post("/v1/search", json={"url": url, "image_id": 1}), 422, "BadRequest")
             assert_problem(client.post("/v1/search", json={"queries": [{"url": url}]}), 422, "BadRequest")
-        server.shutdown()
 
 
 def test_max_distance_and_k_agree_between_search_and_similar(reader, pictures):

@@ -485,10 +485,16 @@ def test_an_updated_code_is_a_change(catalog):
 
 
 def test_a_calibration_is_kept_with_its_space(catalog, path):
-    assert catalog.spaces.calibration() is None
-    catalog.spaces.set_calibration({"1": [0.5, 1]})
-    with closing(Catalog(path, read_only=True)) as again:
-        assert again.spaces.calibration() == {"1": [0.5, 1]}
+    catalog.spaces.set_calibration("of the first")
+    catalog.spaces.begin("e" * 64, 20, "other.safetensors")
+    catalog.spaces.switch(2)
+    with closing(Catalog(path)) as second:
+        assert second.spaces.calibration() is None
+        second.spaces.set_calibration("of the second")
+        assert second.spaces.calibration() == "of the second"
+        second.spaces.switch(1)
+    with closing(Catalog(path, read_only=True)) as first:
+        assert first.spaces.calibration() == "of the first"
 
 
 def test_a_replaced_catalog_file_refuses_changes(catalog, path, tmp_path):

@@ -4,23 +4,17 @@ import hashlib
 import json
 import signal
 import tarfile
-import warnings
 from contextlib import closing
 
 import pytest
 
-from hashseek.api.app import create_app
-from hashseek.api.settings import Settings
 from hashseek.indexing.collection import Collection
+from support import service
 from support.collections import sql
 from support.commands import wait_until
 from support.pictures import save
 from support.service import assert_problem
 from support.web import serving
-
-with warnings.catch_warnings():  # newer versions of Starlette would rather have httpx2, older ones know only httpx
-    warnings.simplefilter("ignore")
-    from fastapi.testclient import TestClient
 
 
 def records(folder):
@@ -229,8 +223,7 @@ def test_the_service_shows_images_in_tars_and_downloads_nothing_private(
     command = ("index", "add", folder, tmp_path / "a.tar", url, "--allow-private", "--device", "cpu")
     assert hashseek(*command, "--checkpoint", checkpoint)[0] == 0
     in_tar, private = records(folder)
-    with TestClient(create_app(Settings(collection=folder, device="cpu")), base_url="http://localhost") as client:
-        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+    with service.serving(folder) as client:
         shown = client.get(f"/v1/images/{in_tar.id}/file")
         assert hashlib.sha256(shown.content).hexdigest() == in_tar.sha256
         assert client.get(f"/v1/images/{in_tar.id}/file?size=32").headers["content-type"] == "image/jpeg"

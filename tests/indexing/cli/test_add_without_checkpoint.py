@@ -20,7 +20,7 @@ FIT = ("--backbone", "squeezenet1_1", "--preprocessing", "size=64,mean=0.5,std=0
 PAUSE = """
 import time, hashseek.indexing.{module} as m
 function = m.{name}
-m.{name} = lambda *a, **k: (print("here", file=__import__("sys").stderr), time.sleep(1), function(*a, **k))[2]
+m.{name} = lambda *a, **k: (print("here", file=__import__("sys").stderr), time.sleep(600), function(*a, **k))[2]
 """
 
 

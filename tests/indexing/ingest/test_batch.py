@@ -41,8 +41,9 @@ def outcome(report):
     return report.added, report.updated, report.known, report.skipped
 
 
-def test_every_batch_is_stored_when_it_is_reported(opened, pictures, monkeypatch):
-    monkeypatch.setattr(module, "BATCH", 5)
+@pytest.mark.parametrize("limit", [("BATCH", 5), ("_MAX_PIXEL_BYTES", 5 * 3 * 64 * 64)])
+def test_every_batch_is_stored_when_it_is_reported(limit, opened, pictures, monkeypatch):
+    monkeypatch.setattr(module, *limit)
     reported = []
     for report in ingest(*opened, find_sources([pictures])):
         beside = Collection(opened[0].folder, read_only=True)

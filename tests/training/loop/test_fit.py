@@ -5,6 +5,7 @@ import shutil
 import signal
 from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from safetensors.torch import load_file
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
 from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.loop import epoch
 from hashseek.training.loop.epoch import Diverged
 from hashseek.training.loop.fit import fit
+from hashseek.training.loop.validation import validation_part
 from hashseek.training.runs.run_folder import Run, read_records
 from support.commands import wait_until
 from support.models import EVERYTHING, run_config
@@ -74,7 +77,11 @@ def test_an_interrupted_run_resumes_to_the_state_of_an_uninterrupted_one(picture
     broken = Run(tmp_path / "broken")
     if how == "kill -9":
         (tmp_path / "config.toml").write_text(tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True)))
-        command = start("train", tmp_path / "config.toml", "--out", broken.folder)
+        slow = (
+            "import time; from hashseek.training.loop import fit\n"
+            "save = fit.save_state; fit.save_state = lambda *given: (save(*given), time.sleep(1))\n"
+        )
+        command = start("train", tmp_path / "config.toml", "--out", broken.folder, before=slow)
         wait_until(lambda: len(read_records(broken.log)) >= 1 or command.ended)
         command.send(signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL, command.err
@@ -91,6 +98,18 @@ def test_an_interrupted_run_resumes_to_the_state_of_an_uninterrupted_one(picture
         ours, theirs = load_file(getattr(resumed, name)), load_file(getattr(uninterrupted, name))
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name
     assert without_times(resumed) == without_times(uninterrupted)
+
+
+def test_validation_images_are_never_trained_on(pictures, tmp_path, monkeypatch):
+    settings = config(pictures, train={"val_fraction": 0.25})
+    trained_on = MagicMock(wraps=epoch.own_part)
+    monkeypatch.setattr(epoch, "own_part", trained_on)
+    fit(settings, out=tmp_path / "run")
+    fit_rows, val_rows = validation_part(60, settings)
+    assert len(val_rows) == 15
+    assert sorted([*fit_rows, *val_rows]) == [*range(60)]
+    for call in trained_on.call_args_list:
+        assert sorted(call.args[0]) == sorted(fit_rows)
 
 
 def test_the_query_and_database_splits_are_never_opened(pictures, own_pictures, tmp_path):

@@ -44,7 +44,6 @@ def test_two_processes_give_the_curve_of_one_with_the_same_global_batch(pictures
     np.testing.assert_allclose(curves(two.run, "loss"), curves(one.run, "loss"), rtol=2e-3)
     # Rounding may flip a bit of one of the few validation images.
     np.testing.assert_allclose(curves(two.run, "val"), curves(one.run, "val"), atol=0.02)
-    assert two.best_epoch == one.best_epoch
 
 
 def test_an_error_in_any_process_is_raised_as_in_one_process(pictures, tmp_path):

@@ -18,10 +18,11 @@ from hashseek.training.config import Config
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs.run_folder import Run, read_records
+from support.commands import wait_until
 from support.models import EVERYTHING, run_config
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-EPOCHS = 3
+EPOCHS = 6
 
 
 @pytest.fixture(scope="session")
@@ -62,10 +63,9 @@ def torchrun(settings: Config, out: Path, options: Sequence[str], before: Sequen
         )
 
 
-def kill_rank_1(out: Path) -> None:
+def kill_rank_1(out: Path, torchrun: subprocess.Popen[bytes]) -> None:
     """After the first epoch."""
-    while not Run(out).log.is_file():
-        time.sleep(0.02)
+    wait_until(lambda: Run(out).log.is_file() or torchrun.poll() is not None)
     for process in Path("/proc").iterdir():
         with suppress(OSError):
             ours = f"{out}\0".encode() in (process / "cmdline").read_bytes()
@@ -91,7 +91,7 @@ def test_a_killed_process_is_started_again_and_the_curve_is_that_of_an_undisturb
     sections = EVERYTHING | {"partner": {"name": "asl", "on": "outputs"}}
     out = tmp_path / "torchrun"
     process = torchrun(config(pictures, **sections), out, ["--nproc-per-node", "2", "--max-restarts", "2"])
-    kill_rank_1(out)
+    kill_rank_1(out, process)
     printed = finish(process, out=out)
     assert printed.splitlines().count(str(Run(out).best)) == 1  # only the first process prints
     assert "exitcode: -9" in printed
@@ -135,7 +135,7 @@ def test_two_hosts_train_as_one_process_also_after_one_was_killed(pictures, tmp_
             options += ["--local-addr", f"10.213.77.{number}"]
             before = ["ip", "netns", "exec", name]
             started.append(torchrun(settings, out, options, before, GLOO_SOCKET_IFNAME="wire"))
-        kill_rank_1(out)
+        kill_rank_1(out, started[1])
         printed = finish(*started, out=out)
     assert "exitcode: -9" in printed
     assert_same_curve(Run(out), fit(settings, out=tmp_path / "one").run)

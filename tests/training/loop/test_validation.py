@@ -19,20 +19,22 @@ LABELS = np.array([[1, 0], [0, 1], [1, 0], [1, 0], [0, 1], [1, 1]], np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("database", "expected"),
+    ("database", "n", "expected"),
     [
         # Row 3 finds 0 (relevant), 1, 2 (relevant); row 4 finds 1 (relevant), 0, 2; row 5 finds 2, 1, 0, all relevant.
-        ("training", ((1 + 2 / 3) / 2 + 1 + 1) / 3),
+        ("training", 10, ((1 + 2 / 3) / 2 + 1 + 1) / 3),
+        ("training", 1, 1),
         # Row 3 finds 4, then 5 (relevant); row 4 finds 3, then 5 (relevant); row 5 finds 4 and 3, both relevant.
-        ("held-out", (1 / 2 + 1 / 2 + 1) / 3),
+        ("held-out", 10, (1 / 2 + 1 / 2 + 1) / 3),
+        ("held-out", 1, 1 / 3),
     ],
 )
-def test_scores_worked_by_hand(database, expected):
+def test_scores_worked_by_hand(database, n, expected):
     config = run_config(
-        Path(), model={"backbone": "mlp:3-4", "n_bits": 4}, train={"val_n": 10, "val_database": database}
+        Path(), model={"backbone": "mlp:3-4", "n_bits": 4}, train={"val_n": n, "val_database": database}
     )
     source = Source(lambda *_: iter(()), lambda _, rows: iter([torch.from_numpy(2.0 * CODES[rows] - 1)]))
-    data = TrainingData(source, LABELS, torch.from_numpy(LABELS), np.arange(3), np.arange(3, 6))
+    data = TrainingData(source, LABELS, torch.zeros(6, 2), np.arange(3), np.arange(3, 6))
     model = HashModel(backbone="mlp:3-4", n_bits=4)
     model.head = torch.nn.Identity()
     assert validate(Fabric(accelerator="cpu", devices=1), config, model, data) == pytest.approx(expected)
