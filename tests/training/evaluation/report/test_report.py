@@ -236,6 +236,45 @@ def test_scores_carry_intervals_bounds_and_the_share_of_ties(report, parts, meas
     assert report.curves.recall[-1] == pytest.approx(relevant.any(axis=1).mean())
 
 
+def test_every_column_is_the_mean_of_its_metric():
+    rng = np.random.default_rng(0)
+    queries, database = (rng.integers(0, 2, (n, 4)).astype(np.uint8) for n in (6, 40))
+    queries[:, 3] |= ~queries.any(axis=1)
+    # Database item i is at distance i of every query, so there are no ties.
+    codes = pack(np.zeros((6, 40), np.float32)), pack(np.tri(40, 40, -1, np.float32))
+    found = histograms(*codes, queries, database, n_bits=40, graded=True)
+    ranking = Ranking(*hamming.search(*codes, 40), [np.arange(6.0), np.arange(6.0) + 1])
+    measured = measure_histograms(found, ranking, queries, ns=NS, normalizer="relevant")
+
+    shared = queries.astype(int) @ database.T
+    n_relevant = (shared > 0).sum(axis=1)
+    rank = np.arange(1, 41)
+
+    def dcg(gains):
+        return ((2.0**gains - 1) / np.log2(rank + 1)).cumsum(axis=1)
+
+    at_rank = {
+        "mean_average_precision": ((shared > 0) * (shared > 0).cumsum(axis=1) / rank).cumsum(axis=1).T / n_relevant,
+        "precision": ((shared > 0).cumsum(axis=1) / rank).T,
+        "recall": (shared > 0).cumsum(axis=1).T / n_relevant,
+        "ndcg": (dcg(shared) / dcg(-np.sort(-shared, axis=1))).T,
+        "acg": (shared.cumsum(axis=1) / rank).T,
+        "wap": ((shared > 0) * shared.cumsum(axis=1) / rank).cumsum(axis=1).T / n_relevant,
+    }
+    for score, n, as_served in zip(measured.scores, NS, (2.5, 3.5), strict=True):
+        assert (score.n, score.tied, score.as_served) == (n, 0, as_served)
+        for name, values in at_rank.items():
+            mean = getattr(score, name)
+            assert [mean.worst, mean.expected, mean.best] == pytest.approx([values[n - 1].mean()] * 3), name
+            of_labels = [values[n - 1][queries[:, label] == 1].mean() for label in range(4)]
+            assert mean.macro == pytest.approx(np.mean(of_labels))
+    for label, row in enumerate(label_scores(measured, queries, database, NAMES[:4])):
+        has, of_rank = queries[:, label] == 1, measured.main_n - 1
+        assert (row.name, row.queries, row.database) == (NAMES[label], has.sum(), database[:, label].sum())
+        assert row.mean_average_precision == pytest.approx(at_rank["mean_average_precision"][of_rank][has].mean())
+        assert row.precision == pytest.approx(at_rank["precision"][of_rank][has].mean())
+
+
 @pytest.mark.parametrize(
     ("ns", "n_database", "main_n"),
     [
