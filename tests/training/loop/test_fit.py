@@ -18,7 +18,7 @@ from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop import epoch
 from hashseek.training.loop.epoch import Diverged
-from hashseek.training.loop.fit import fit
+from hashseek.training.loop.fit import fit, initial_model
 from hashseek.training.loop.validation import validation_part
 from hashseek.training.runs.run_folder import Run, read_records
 from support.commands import wait_until
@@ -98,6 +98,33 @@ def test_an_interrupted_run_resumes_to_the_state_of_an_uninterrupted_one(picture
         ours, theirs = load_file(getattr(resumed, name)), load_file(getattr(uninterrupted, name))
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs), name
     assert without_times(resumed) == without_times(uninterrupted)
+
+
+def test_averaged_weights_are_the_ones_that_are_saved(pictures, tmp_path):
+    run = fit(config(pictures, train__ema=0.9), out=tmp_path / "run").run
+    saved, state = load_file(run.last), torch.load(run.state, weights_only=True)
+    for name in ("head.weight", "head.bias"):
+        assert torch.equal(saved[name], state["ema"][name])
+        assert not torch.equal(saved[name], state["network"][f"model.{name}"])
+
+
+def test_gradients_are_clipped(pictures, tmp_path):
+    sections = {"optimizer": {"name": "sgd", "lr": 0.1, "weight_decay": 0}, "model": {"freeze_backbone": True}}
+    weights = []
+    for clip_norm in (None, 1e-9):
+        settings = config(pictures, **sections, optimizer__clip_norm=clip_norm)
+        weights.append(load_file(fit(settings, out=tmp_path / str(clip_norm)).run.last)["head.weight"])
+    free, clipped = ((one - initial_model(settings).head.weight).norm() for one in weights)
+    assert clipped < 1e-6 < free
+
+
+def test_hidden_labels_are_not_trained_on(pictures, tmp_path):
+    sections = {"model": {"freeze_backbone": True}, "train": {"epochs": 1}}
+    losses = set()
+    for name, hidden in (("none", {}), ("some", {"keep_labels": 0.5}), ("all but one", {"single_label": True})):
+        settings = config(pictures, model=sections["model"], train=sections["train"] | hidden)
+        losses.add(read_records(fit(settings, out=tmp_path / name).run.log)[0]["loss"])
+    assert len(losses) == 3
 
 
 def test_validation_images_are_never_trained_on(pictures, tmp_path, monkeypatch):
