@@ -110,6 +110,16 @@ def test_every_seed_has_its_own_search_and_more_seeds_extend_a_comparison(base, 
     assert 0 < table.find("| DHN | 12 | 0 |") < table.find("| DHN | 12 | 1 |")
 
 
+@pytest.mark.parametrize(("data", "n", "database"), [("mirflickr", 61, "held-out"), ("scene", 700, "training")])
+def test_a_search_scores_three_tenths_of_the_training_images(data, n, database, tmp_path, monkeypatch):
+    searched = MagicMock(return_value=(MagicMock(settings=["optimizer.lr=0.01"], score=0.5),))
+    monkeypatch.setattr(comparison, "sweep", searched)
+    monkeypatch.setattr(comparison.shutil, "rmtree", MagicMock())
+    comparison.tune("hashnet", 12, 3, Experiment(data), tmp_path)
+    train = parse_config(searched.call_args.args[0], source="test").train
+    assert (train.val_fraction, train.val_n, train.val_database, train.seed) == (0.3, n, database, 3)
+
+
 def test_searches_on_other_data_draw_other_settings(base, own, tmp_path, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
     copy = tmp_path / "copy.toml"
