@@ -61,7 +61,7 @@ class Experiment:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Settings shared by all methods: AdamW, weight decay, schedule, batch, the number of epochs, and `base`."""
+        """Settings shared by all methods: AdamW, weight decay, schedule, batch, epochs, the CPU, and `base`."""
         adamw = ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.weight_decay=0.0005")
         shared = (*adamw, "optimizer.schedule=cosine", "train.batch_size=64")
         # Several methods run side by side, one on each core.

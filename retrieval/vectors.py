@@ -39,8 +39,8 @@ def check_vectors(
         )
     if width is not None and vectors.shape[1] != width:
         raise BadDataset(
-            f"the rows of {name} have {vectors.shape[1]:,} numbers, but the model needs {width:,}: use vectors of "
-            "the kind that it was trained on"
+            f"the rows of {name} have {vectors.shape[1]:,} numbers, but the model needs {width:,}: use vectors "
+            "from the same source as those it was trained on"
         )
     for start in range(0, len(vectors), _BLOCK):
         with np.errstate(over="ignore", invalid="ignore"):

@@ -106,6 +106,14 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
+MAKEFILE = (ROOT / "Makefile").read_text()
+[BENCHMARKS] = re.findall(r"^BENCHMARKS := \$\(addprefix bench-,(.*)\)$", MAKEFILE, re.M)
+MAKE_TARGETS = {
+    *re.findall(r"^\.PHONY:(.*)$", MAKEFILE, re.M)[0].split(),
+    *(f"bench-{name}" for name in BENCHMARKS.split()),
+}
+
+
 @pytest.mark.parametrize("file", DOCUMENTS)
 def test_documents_point_at_files_that_exist_and_commands_that_are_there(file):
     text = (ROOT / file).read_text()
@@ -117,8 +125,7 @@ def test_documents_point_at_files_that_exist_and_commands_that_are_there(file):
     if file != "CHANGELOG.md":  # which also names commands of earlier versions
         assert {*re.findall(r"(?:`|^ *)hashseek (\w+)", text, re.M)} <= {*COMMANDS}
     for target in re.findall(r"\bmake ([\w-]+)`", text):
-        done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, check=False)
-        assert done.returncode == 0, target
+        assert target in MAKE_TARGETS, target
 
 
 def test_code_mentions_only_documents_that_exist():

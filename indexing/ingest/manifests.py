@@ -76,9 +76,8 @@ def read_manifest(path: Path, *, split: str | None = None) -> Iterator[ImageSour
             continue
         n_rows += 1
         line, values = row
-        for found in read_row(values, where=f"{path.name} line {line}", folder=path.parent, split=split):
-            n_chosen += isinstance(found, ImageSource) or found.skipped
-            yield found
+        n_chosen += split is not None and parse_split(values.get("split"))[0] == split
+        yield from read_row(values, where=f"{path.name} line {line}", folder=path.parent, split=split)
     if split is not None and n_rows and not n_chosen:
         raise BadDataset(f"{path} has no image in the split {split!r}")
 

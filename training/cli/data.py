@@ -32,7 +32,9 @@ def list_data_sets() -> None:
 
 @data.command("inspect")
 def inspect(
-    name: Annotated[str, typer.Argument(help="A data set (`hashseek data list`), a folder, or a TOML file.")],
+    name: Annotated[
+        str, typer.Argument(help="A data set (`hashseek data list`), a folder or its list, or a TOML file.")
+    ],
     options: Annotated[list[str] | None, typer.Argument(help="Its options, such as root=/data year=2017.")] = None,
     files: Annotated[
         bool, typer.Option(help="Read every file: find broken images, and files with equal content.")
@@ -90,5 +92,6 @@ def find_data(word: str) -> DataSection:
     if expand(word).exists():
         return DataSection.model_validate({"name": "folder", "root": word})
     if ":" not in word:  # "module:function"
-        raise BadConfig(f"there is no data set, folder or file {word!r}: {suggest(word, DATASETS)}")
+        remedy = "correct the path" if "/" in word or "." in word else suggest(word, DATASETS)
+        raise BadConfig(f"there is no data set, folder or file {word!r}: {remedy}")
     return DataSection(name=word)

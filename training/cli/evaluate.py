@@ -13,7 +13,9 @@ from hashseek.retrieval.errors import BadConfig
 
 DataOption = Annotated[
     str | None,
-    typer.Option(help="The data set: its name, a folder, or a TOML file. Default: the one it was trained on."),
+    typer.Option(
+        help="The data set: its name, a folder or its list, or a TOML file. Default: the one it was trained on."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[PrecisionName, typer.Option(help="Precision of the network.")]

@@ -273,8 +273,8 @@ def test_a_split_of_another_program_matters_only_if_a_split_is_chosen(tree):
 
 
 def test_a_split_whose_images_are_all_missing_is_not_called_empty(tree):
-    touch(tree / "m.csv", b"file,split\nnone.jpg,train\n7.jpg,query\n")
-    assert [len(found) for found in drawn(tree / "m.csv", split="train")] == [0, 1]
+    touch(tree / "m.csv", b"file,split\nnone.jpg,train\n7.jpg,query\n,query\n7.jpg,odd\n")
+    assert [len(found) for found in drawn(tree / "m.csv", split="train")] == [0, 3]
     with pytest.raises(BadDataset):
         drawn(tree / "m.csv", split="database")
 
