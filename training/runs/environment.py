@@ -35,9 +35,11 @@ def environment(device: torch.device, *, devices: int = 1) -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command line of this process, without the folder of its program; for `python -m PACKAGE`, its package."""
-    place = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "python")
-    return shlex.join([place.parent.name if place.name == "__main__.py" else place.name, *sys.argv[1:]])
+    """The command line of this process: the program without its folder, or its package after `python -m`."""
+    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-c") else "python"
+    if program == "__main__.py":
+        program = sys.modules["__main__"].__package__ or program
+    return shlex.join([program, *sys.argv[1:]])
 
 
 def device_name(device: torch.device) -> str:

@@ -1,5 +1,6 @@
 """Processes that a real torchrun starts train as one process does, on one host or two, also after one was killed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -95,6 +96,8 @@ def test_a_killed_process_is_started_again_and_the_curve_is_that_of_an_undisturb
     printed = finish(process, out=out)
     assert printed.splitlines().count(str(Run(out).best)) == 1  # only the first process prints
     assert "exitcode: -9" in printed
+    for start in json.loads(Run(out).environment.read_text()):
+        assert start["command"].split()[:2] == ["hashseek", "train"]
     undisturbed = fit(config(pictures, train__devices=2, **sections), out=tmp_path / "two").run
     assert np.array_equal(curve(Run(out)), curve(undisturbed))
     assert_same_curve(undisturbed, fit(config(pictures, **sections), out=tmp_path / "one").run)
