@@ -1,7 +1,7 @@
 """Images per second and peak memory of training, compared with a plain PyTorch loop on the same network and data.
 
     HASHSEEK_DATA=../shared/data make bench-train      # photographs; without HASHSEEK_DATA, the built-in shapes
-    python bench/train.py [IMAGES]                    # 400 of them: five minutes on two cores
+    python bench/train.py [IMAGES]                     # 400 of them: five minutes on two cores
 
 The plain loop has the structure of the published HyP2 script: a data set that opens every picture with Pillow, the
 transforms of torchvision, a DataLoader with one worker per core, float32, one backward pass per batch. It gets the same

@@ -58,6 +58,8 @@ def inspect(
     name = found.name
     if label_file is not None and name != "folder":
         raise BadConfig(f"--write-labels is for a folder of images, not for the data set {name!r}: leave it out")
+    if label_file is not None and label_file.suffix.lower() != ".csv":
+        raise BadConfig(f"--write-labels writes a CSV file, but {label_file} does not end in .csv: rename it")
     if label_file is not None and label_file.exists():
         raise BadConfig(f"--write-labels would replace {label_file}: choose another file")
     if "on_error" in introspection.signature(data_set(name)).parameters:

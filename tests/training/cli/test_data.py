@@ -75,6 +75,8 @@ def test_the_labels_of_a_folder_are_written_to_a_list_that_can_be_used_in_its_pl
     assert run("inspect", root, "--write-labels", written)[0] == 2, "no file is replaced"
     assert written.read_bytes() == before
     assert run("inspect", "shapes", "--write-labels", tmp_path / "new.csv")[0] == 2
+    assert run("inspect", root, "--write-labels", tmp_path / "new.jsonl")[0] == 2, "it is read by its suffix"
+    assert not list(tmp_path.glob("new.*"))
 
 
 def test_file_names_in_a_written_list_may_be_any_bytes(run, tmp_path):
