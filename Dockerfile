@@ -37,6 +37,6 @@ USER 10001
 VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/healthz/ready', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"HASHSEEK_PORT\"]}/healthz/ready', timeout=4)"]
 ENTRYPOINT ["hashseek"]
 CMD ["serve"]

@@ -178,7 +178,9 @@ class _Calls:
         attributes: Mapping[str, Any] | None = None,
     ) -> _Call[AddedImage]:
         """Store an image. Without a key, its content decides whether it is new; with a key, the key does."""
-        given = {"key": key, "attributes": json.dumps(dict(attributes), default=_plain) if attributes else None}
+        if key == "":  # an empty field of a form is not given
+            raise BadConfig("the key is empty: use 1 to 512 characters, or leave it out")
+        given = {"key": key, "attributes": _dumped(dict(attributes)) if attributes else None}
         data = {"labels": _list(labels), **{name: value for name, value in given.items() if value is not None}}
         return _Call("POST", "/v1/images", _model(AddedImage), {"files": {"image": _upload(image)}, "data": data})
 
@@ -188,7 +190,7 @@ class _Calls:
         given = [image if isinstance(image, tuple) else (image, Details()) for image in images]
         files = [("image", _upload(image)) for image, _ in given]
         details = [{name: value for name, value in one.items() if value is not None} for _, one in given]
-        data = {"details": json.dumps(details, default=_plain)} if any(details) else {}
+        data = {"details": _dumped(details)} if any(details) else {}
         return _Call("POST", "/v1/batch", _results, {"files": files, "data": data})
 
     @staticmethod
@@ -511,7 +513,7 @@ def _is_temporary(outcome: _Outcome, *, answered: bool) -> bool:
     if isinstance(outcome, Exception):
         return isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
     if outcome.headers.get("Content-Type") == NDJSON:  # a batch, some of whose images may be sent again
-        return any(json.loads(line).get("status") in _TEMPORARY for line in outcome.iter_lines())
+        return any(json.loads(line).get("status") in _TEMPORARY for line in outcome.content.splitlines())
     return outcome.status_code in _TEMPORARY
 
 
@@ -588,9 +590,16 @@ def _plain(value: Any) -> Any:
     return number
 
 
+def _dumped(value: Any) -> str:
+    try:
+        return json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError:
+        raise BadConfig("NaN and infinity cannot be sent as JSON: remove or replace them") from None
+
+
 def _json(body: dict[str, Any]) -> dict[str, Any]:
     """Arguments of httpx for a JSON body."""
-    return {"json": json.loads(json.dumps(body, default=_plain))}
+    return {"json": json.loads(_dumped(body))}
 
 
 def _list(labels: Sequence[str]) -> list[str]:

@@ -147,7 +147,7 @@ def _is_loopback(host: str) -> bool:
     """Whether a service on `host` can be reached only from this machine; an unknown name is refused later."""
     try:
         return all(ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(host, None))
-    except OSError:
+    except (OSError, UnicodeError):
         return True
 
 

@@ -11,8 +11,7 @@ that a busy moment affects all of them:
     add       what `hashseek index add` does with the round's share of the files: read, hash, decode, encode, commit
     loop      PIL, float32, batch 32, one INSERT and commit per row, on a sample of the same files
 
-Ratios are medians over the rounds; resident memory is read after each. On a busy machine, `--cpu` with
-OMP_NUM_THREADS=1 is more reliable: it counts images per second of CPU time of all threads together.
+Ratios are medians over the rounds; resident memory is read after each.
 
 With `--pictures` it measures the creation of a collection instead: `hashseek index add` of all pictures in a folder,
 which fits a hash layer to them, and the first `hashseek search`, compared with the network alone before and after.
@@ -24,13 +23,13 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter as clock
 
 import numpy as np
 import torch
@@ -50,7 +49,6 @@ from hashseek.retrieval.images import Preprocessing, load_file
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.datasets.shapes import render_shapes
 
-clock: Callable[[], float] = time.perf_counter
 PREPROCESSING = Preprocessing(size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
@@ -133,7 +131,7 @@ def from_nothing(
             f"images/s, {ratios[-1]:.2f} of {alone:.0f} of the network alone",
             flush=True,
         )
-    print(f"median {median(ratios):.2f} (wanted: at least 0.8)")
+    print(f"median {median(ratios):.2f}")
 
 
 def hashseek(*arguments: str) -> None:
@@ -180,9 +178,9 @@ def measure(
     bounds = [(1 / (1 / network + 1 / decoding), ours) for network, decoding, ours in cases]
     possible, ours = median(bound for bound, _ in bounds), median(add / bound for bound, add in bounds)
     print(f"network and decoding, one after the other, would reach {possible:.0f} images/s; add is {ours:.2f} of that")
-    for other, target in (("network", 0.85), ("loop", 2.5)):
+    for other in ("network", "loop"):
         ratio = median(ours / theirs for ours, theirs in zip(speeds["add"], speeds[other], strict=True))
-        print(f"add is {ratio:.2f} times {other} (wanted: at least {target})")
+        print(f"add is {ratio:.2f} times {other}")
 
 
 def _pixels(path: Path) -> np.ndarray:
@@ -245,15 +243,11 @@ def main() -> None:
     parser.add_argument("--loop", type=int, default=256, help="images per round of the plain loop")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hashseek-bench-ingest")
     parser.add_argument("--decoding", action="store_true", help="measure only the decoding of images")
-    parser.add_argument("--cpu", action="store_true", help="measure CPU time, not wall time")
     parser.add_argument(
         "--pictures", type=Path, help="a folder: measure the creation of a collection from its pictures"
     )
     parser.add_argument("--weights", default="none", help="for --pictures: see `hashseek index add`")
     options = parser.parse_args()
-    if options.cpu:
-        global clock
-        clock = time.process_time
     if options.pictures:
         with tempfile.TemporaryDirectory() as folder:
             from_nothing(

@@ -11,7 +11,6 @@ import argparse
 import tempfile
 import time
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 from ingest import make_checkpoint
@@ -64,7 +63,7 @@ def by_ray(
             collection=collection,
             cluster=Cluster("local", n_workers),
             options=options,
-            fetch=partial(fetch),
+            fetch=fetch,
             shard_size=shard_size,
             stopped=lambda: False,
             progress=encoding.see,

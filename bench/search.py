@@ -352,7 +352,6 @@ def kinds(n: int, rounds: int) -> None:
 
             row(kind, "" if effort is None else effort, search, recall, build, index.n_bytes)
     if usearch is None:
-        print("\nusearch is not installed: `pip install usearch` adds it to the comparison.")
         return
     started = time.perf_counter()
     graph = usearch.Index(ndim=64, metric="hamming", dtype="b1", connectivity=16, expansion_add=100)

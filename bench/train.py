@@ -284,13 +284,13 @@ def main() -> None:
         return float(results[upper][key] / results[lower][key])
 
     print()
-    for title, value, limit in (
-        ("fine-tuning, ours to plain", ratio("ours", "plain"), 2.5),
-        ("the same by CPU time", ratio("plain", "ours", "cpu_s_per_image"), 2.5),
-        ("frozen backbone, ours to plain", ratio("ours, frozen backbone", "plain, frozen backbone"), 20),
-        ("our data alone to what our network takes", ratio("ours, data alone", "ours"), 3),
+    for title, value in (
+        ("fine-tuning, ours to plain", ratio("ours", "plain")),
+        ("the same by CPU time", ratio("plain", "ours", "cpu_s_per_image")),
+        ("frozen backbone, ours to plain", ratio("ours, frozen backbone", "plain, frozen backbone")),
+        ("our data alone to what our network takes", ratio("ours, data alone", "ours")),
     ):
-        print(f"{title}: {value:.1f} times (at least {limit:g}: {'met' if value >= limit else 'MISSED'})")
+        print(f"{title}: {value:.1f} times")
     print(f"load at the end {os.getloadavg()[0]:.1f}")
 
 

@@ -92,7 +92,7 @@ def losses(
     from experiments.methods import METHODS
 
     methods, folder = _known(method, METHODS), out or Path("runs") / Path(data).stem
-    experiment = Experiment(data, tuple(bits or (12, 24, 36, 48)), seeds, trials, epochs)
+    experiment = Experiment(data, tuple(dict.fromkeys(bits or (12, 24, 36, 48))), seeds, trials, epochs)
     run(folder, experiment, methods=methods, jobs=jobs, say=_say)
     _show(folder, methods)
 
@@ -115,7 +115,7 @@ def finetuned(
     from experiments.finetuned import CHOSEN, FOLDER, run_finetuned
     from experiments.methods import METHODS
 
-    lengths = tuple(bits or TUNED[::-1])
+    lengths = tuple(dict.fromkeys(bits or TUNED[::-1]))
     if unknown := set(lengths) - set(TUNED):
         raise BadConfig(f"no settings are searched at {min(unknown)} bits: choose among {TUNED[0]} and {TUNED[1]}")
     methods = _known(method, METHODS) if method else list(CHOSEN)
@@ -191,7 +191,7 @@ def _known(chosen: list[str] | None, methods: Collection[str]) -> list[str]:
     for name in chosen or ():
         if name not in methods:
             raise BadConfig(f"there is no method {name!r}: choose one of {', '.join(methods)}")
-    return chosen or list(methods)
+    return list(dict.fromkeys(chosen or methods))
 
 
 def _say(line: str) -> None:

@@ -19,8 +19,8 @@ from optuna.trial import FrozenTrial, TrialState
 from experiments import hbl
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.data.splits import Splits
-from hashseek.training.runs.run_folder import read_records, write_or_check, write_records
-from hashseek.training.sweep import RANDOM_TRIALS, Report, locked, open_study, run_trials
+from hashseek.training.runs.run_folder import in_use, read_records, write_or_check, write_records
+from hashseek.training.sweep import RANDOM_TRIALS, Report, open_study, run_trials
 
 MARGINS_OFF = "margins off"
 
@@ -46,7 +46,7 @@ def run(
     """
     place = folder / data
     place.mkdir(parents=True, exist_ok=True)
-    with locked(place):
+    with in_use(place):
         write_or_check(place / "protocol.json", {"data": splits.fingerprint, "folds": n_folds})
         for method in methods:
             best = _search(place, splits, method, n_trials=n_trials, n_folds=n_folds, say=say)

@@ -1,8 +1,9 @@
 """The network whose features a hash layer is fitted to: its name and weights, checked without importing torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +194,30 @@ def changed(preprocessing: Preprocessing, changes: Mapping[str, Any]) -> Preproc
     """The preprocessing with these fields changed.
 
     Raises:
-        BadConfig: it has no such field, or a value is outside its limits.
+        BadConfig: it has no such field, or a value is of the wrong type or outside its limits.
     """
     unknown = set(changes) - set(Preprocessing.__dataclass_fields__)
     if unknown:
         raise BadConfig(
             f"preprocessing has no {', '.join(sorted(unknown))}: use {', '.join(Preprocessing.__dataclass_fields__)}"
         )
-    return replace(preprocessing, **changes)
+    try:
+        return replace(preprocessing, **{name: _CONVERSIONS[name](value) for name, value in changes.items()})
+    except (TypeError, ValueError) as error:
+        raise BadConfig(
+            f"preprocessing={dict(changes)!r} has a value of the wrong type ({error}): correct it"
+        ) from None
+
+
+def _three(value: float | Sequence[float]) -> tuple[float, ...]:
+    """The number for each channel; a single one is for all three."""
+    return (float(value),) * 3 if isinstance(value, int | float) else tuple(float(one) for one in value)
+
+
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "size": index,
+    "mean": _three,
+    "std": _three,
+    "crop_fraction": float,
+    "interpolation": str,
+}

@@ -103,8 +103,8 @@ class Fitting:
 
     Attributes:
         encoder: computes codes once the layer is fitted; its header is complete once the checkpoint is written.
-        record: how the layer was fitted, for the header of the checkpoint; empty before.
-        n_images: number of images to which it was fitted, all different.
+        record: how the layer was fitted, and to how many different images, for the header of the checkpoint; empty
+            before.
         fallback: why it was not fitted by weighted ITQ; empty if it was.
         encoded: the first images of a new collection, to which it was fitted, by place: with their codes, their
             sources, and the size and time of their files before they were read; `reuse` removes them.
@@ -130,7 +130,7 @@ class Fitting:
         header = Header(network.backbone, network.n_bits, self.preprocessing, (), fingerprint="", head="normalized")
         self.encoder = Encoder(Checkpoint.of(self.model, header), **options)
         self.record: dict[str, Any] = {}
-        self.n_images, self.fallback = 0, ""
+        self.fallback = ""
         self.encoded: dict[Place, tuple[ImageSource, Stamp | None, NewImage]] = {}
 
     def fit(
@@ -171,7 +171,6 @@ class Fitting:
             raise too_few(len(features), problems)
         record, self.fallback = fit_head(self.model, features, what="images")
         self.record = record | {"n_images": len(features)} | self.network.describe()
-        self.n_images = len(features)
         self.encoder.head = head_of("normalized", as_arrays(self.model.head))
         codes = stored_codes(self.encoder.engine, features, self.encoder.head(features))
         return dict(zip(found, codes, strict=True))

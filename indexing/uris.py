@@ -43,6 +43,8 @@ def is_moved(uri: str, new: str, sha256: str) -> bool:
 
     A file that exists is not read, unless both are in one tar, which may have been rewritten.
     """
+    if uri == new:
+        return False
     if not is_there(uri):
         return is_there(new)
     before, after = find_member(Path(uri)), find_member(Path(new))

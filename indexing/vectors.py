@@ -24,7 +24,6 @@ from hashseek.indexing.ingest.manifests import (
     labels_of,
     load_pyarrow,
     rows_of,
-    text_lines,
 )
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header
@@ -53,9 +52,11 @@ def make_entries(
     for name, values in (("labels", labels), ("attributes", attributes)):
         if values is not None and len(values) != len(ids):
             raise BadDataset(f"there are {len(ids):,} ids but {len(values):,} {name}: list one for each id, in order")
-    for of_id in labels or ():
+    labels = [()] * len(ids) if labels is None else labels
+    attributes = [{}] * len(ids) if attributes is None else attributes
+    for of_id in labels:
         check_labels(of_id)
-    given = zip(ids, labels or [()] * len(ids), attributes or [{}] * len(ids), strict=True)
+    given = zip(ids, labels, attributes, strict=True)
     return [ImageSource("", tuple(of_id), key=str(one), attributes=own) for one, of_id, own in given]
 
 
@@ -119,8 +120,7 @@ def read_entries(path: Path) -> tuple[list[ImageSource], list[Problem]]:
         BadDataset: the file or a line cannot be read, or has no id.
     """
     entries, notes = [], []
-    is_plain = path.suffix.lower() == ".txt"
-    for found in _plain_ids(path) if is_plain else rows_of(path, one_of=IDS, beside=VECTOR):
+    for found in rows_of(path, one_of=IDS, beside=VECTOR):
         if isinstance(found, Problem):
             raise BadDataset(f"{found}: correct it")
         line, row = found
@@ -129,12 +129,6 @@ def read_entries(path: Path) -> tuple[list[ImageSource], list[Problem]]:
         entries.append(entry)
         notes += [Problem(where, remark, skipped=False) for remark in remarks]
     return entries, notes
-
-
-def _plain_ids(path: Path) -> Iterator[tuple[int, Row]]:
-    for number, line in text_lines(path):
-        if line.strip():
-            yield number, {IDS[0]: line.strip()}
 
 
 def _entry(row: Row, where: str) -> tuple[ImageSource, list[str]]:

@@ -288,11 +288,14 @@ def as_decoded(image: Image.Image) -> Image.Image:
     """An open image as `decode` returns it: upright 8-bit RGB.
 
     Raises:
-        BadImage: it is something else than a Pillow image, or holds floating-point values.
+        BadImage: it is something else than a Pillow image, is damaged or closed, or holds floating-point values.
     """
     if not isinstance(image, Image.Image):
         raise BadImage(f"{type(image).__name__} is not an image: use a path, the bytes of a file or a Pillow image")
-    return to_rgb(ImageOps.exif_transpose(image))
+    try:
+        return to_rgb(ImageOps.exif_transpose(image))
+    except (OSError, ValueError) as error:
+        raise BadImage(f"the image cannot be decoded: {error}") from None
 
 
 def to_rgb(image: Image.Image, *, name: str = "the image") -> Image.Image:

@@ -83,8 +83,14 @@ def write_label_file(path: Path, rows: Iterable[tuple[str, Sequence[str], str]])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("file", "labels", "split"))
-    writer.writerows((file, ";".join(labels), split) for file, labels, split in rows)
+    writer.writerows((file, _cell(labels), split) for file, labels, split in rows)
     write_atomically(path, text.getvalue().encode("utf-8", "surrogateescape"))
+
+
+def _cell(labels: Sequence[str]) -> str:
+    """Labels as `parse_labels` reads them."""
+    text = ";".join(labels)
+    return text if parse_labels(text) == (tuple(labels), []) else json.dumps(labels)
 
 
 def find_label_file(path: Path) -> Path | None:
@@ -123,7 +129,7 @@ def read_label_file(
     items: list[Item] = []
     problems: list[Problem] = []
     known = {"file", "labels", split_column, *ignore_columns}
-    line_of_file: dict[str, int] = {}
+    line_of_file: dict[Path, int] = {}
     occurring: set[str] = set()
     for row in read_rows(source, one_of=("file",), errors="strict"):
         if isinstance(row, Problem):
@@ -146,8 +152,8 @@ def read_label_file(
             reason = "it does not name a file"
         elif path is None:
             reason = f"the file {file} does not exist"
-        elif file in line_of_file:
-            reason = f"{file} is already listed in line {line_of_file[file]}"
+        elif path in line_of_file:
+            reason = f"{file} is already listed in line {line_of_file[path]}"
         elif reason is None and not labels:
             reason = f"{file} has no label"
         problems += [Problem(where, remark, skipped=False) for remark in remarks]
@@ -155,7 +161,7 @@ def read_label_file(
             problems.append(Problem(where, reason, missing=bool(file) and path is None))
             continue
         assert path is not None
-        line_of_file[file] = line
+        line_of_file[path] = line
         items.append(Item(path, file, labels, split, line))
     check_patterns(drop_labels, occurring, source=source)
     return LabelFile(source, tuple(items), tuple(problems))

@@ -53,7 +53,8 @@ class Progress:
         shown = "  ".join(f"{name} {value:.4f}" for name, value in record.items() if name.startswith(("loss", "val_")))
         self.console.print(
             f"epoch {record['epoch']}  {shown}  {record['images_per_s']:.0f} images/s  {record['seconds']:.1f} s"
-            + ("  best" if is_best else "")
+            + ("  best" if is_best else ""),
+            markup=False,
         )
 
 

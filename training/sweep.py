@@ -9,7 +9,7 @@
 A sweep that was killed continues when it is started again. The interrupted trial resumes at its last epoch, and later
 trials are the same as in an uninterrupted sweep: each is drawn by its own sampler, seeded with (seed of the
 sweep, number), from the results of the trials before it, which the storage has.
-`open_study`, `run_trials` and `locked` also serve searches that do not train with `fit` (experiments/).
+`open_study` and `run_trials` also serve searches that do not train with `fit` (experiments/).
 """
 
 import copy
@@ -20,13 +20,11 @@ import math
 import shlex
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import optuna
 import tomli_w
@@ -39,9 +37,8 @@ from hashseek.training.config import parse_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import fit
-from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.progress import Progress
-from hashseek.training.runs.run_folder import Run, read_records, write_or_check
+from hashseek.training.runs.run_folder import Run, in_use, read_records, write_or_check
 from hashseek.training.sweep_space import Distributions, check_space, parse_space, with_values
 
 # Trials drawn at random before the sampler models the results, and trials that finish before any is pruned. They must
@@ -97,11 +94,6 @@ def sweep(
     config = parse_config(dict(config_content), source=source)
     content = {key: copy.deepcopy(value) for key, value in config_content.items() if key != "sweep"}
     settings = config.sweep
-    if is_unsupervised(config):
-        raise BadConfig(
-            f"a sweep compares validation scores, but the loss {config.loss.name!r} uses no labels and has none: "
-            "train it with `hashseek train`"
-        )
     distributions = parse_space(settings.space)
     check_space(content, distributions, source=source)
     if config.train.devices > 1:
@@ -129,7 +121,7 @@ def sweep(
             raise type(error)(f"trial {trial.number} of the sweep ({_shown(values)}): {error}") from None
 
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with in_use(folder):
         if not (folder / "sweep.json").is_file() and any(path.name != ".lock" for path in folder.iterdir()):
             raise BadConfig(f"{folder} holds files that are not a sweep: choose another folder with --out")
         write_or_check(folder / "sweep.json", what)
@@ -140,6 +132,7 @@ def sweep(
         for trial, outcome in run_trials(study, settings.trials, objective, seed=settings.seed, n_steps=n_steps):
             progress.console.print(f"trial {trial.number}  {_shown(trial.params)}  {outcome}", markup=False)
             _drop_weights(study, folder)
+        _drop_weights(study, folder)  # a process killed after its last trial did not
         score_name = f"validation mAP@{config.train.val_n}"
         _write_trials(study, distributions, folder, score_name)
         scored = _scored(study, folder)
@@ -219,20 +212,6 @@ def _next_trial(study: optuna.Study, n_trials: int, *, seed: int) -> optuna.Tria
     drawn = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
     study.sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=RANDOM_TRIALS)
     return optuna.Trial(study, interrupted[0]._trial_id) if interrupted else study.ask()
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a sweep's folder; the lock ends with the process, however it ends.
-
-    Raises:
-        BadConfig: another process is working on it.
-    """
-    try:
-        with filelock.FileLock(folder / ".lock", blocking=False):
-            yield
-    except filelock.Timeout:
-        raise BadConfig(f"another process is working on the search in {folder}: wait until it is done") from None
 
 
 def _drop_weights(study: optuna.Study, folder: Path) -> None:

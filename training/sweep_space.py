@@ -16,6 +16,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.training.config import Config, parse_config, set_value
+from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.losses import loss_class
 from hashseek.training.losses.hyperparameters import check
 
@@ -48,8 +49,8 @@ def check_space(content: Mapping[str, Any], space: Distributions, *, source: str
     """Check that both ends of every range, and every choice, are valid in the configuration, alone and in pairs.
 
     Raises:
-        BadConfig: a setting that does not exist, a value outside its limits, two settings that contradict each other,
-            or one that decides how trials are scored.
+        BadConfig: a setting or loss that does not exist, a loss without a validation score, a value outside its limits,
+            two settings that contradict each other, or one that decides how trials are scored.
     """
     for key in space:
         section = key.partition(".")[0]
@@ -61,6 +62,11 @@ def check_space(content: Mapping[str, Any], space: Distributions, *, source: str
         for values in product(*(_ends(space[key]) for key in keys)):
             chosen = dict(zip(keys, values, strict=True))
             config = parse_config(with_values(content, chosen), source=f"{source}, sweep of {' and '.join(keys)}")
+            if is_unsupervised(config):
+                raise BadConfig(
+                    f"a sweep compares validation scores, but the loss {config.loss.name!r} uses no labels and has "
+                    "none: train it with `hashseek train`"
+                )
             for key in keys:
                 if key.partition(".")[0] in ("loss", "partner"):
                     _check_hyperparameter(key, config, space)

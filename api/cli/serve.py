@@ -126,8 +126,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise BadConfig(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another with --port or --host"
+            f"cannot listen on {host} port {port}: {reason}; choose another with --port or --host"
         ) from None
     return listener

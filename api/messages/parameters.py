@@ -201,6 +201,11 @@ def _files_only(given: Any) -> Any:
     return given
 
 
+def _filled_in(labels: list[str]) -> list[str]:
+    """Labels without those that a browser sends for empty fields."""
+    return [label for label in labels if label]
+
+
 class SearchForm(SearchParameters):
     """A search with uploaded images."""
 
@@ -290,7 +295,7 @@ class EncodeBody(NoParameters):
 class AddForm(EncodeForm):
     """An image to store."""
 
-    labels: list[Label] = Field(
+    labels: Annotated[list[Label], BeforeValidator(_filled_in)] = Field(
         default=[], max_length=MAX_LABELS, description="A label; repeat it for several.", examples=[["cat", "grey"]]
     )
     key: Given[NewKey] = None

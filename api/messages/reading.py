@@ -37,8 +37,9 @@ def body_of(model: type[BaseModel], json_body: type[BaseModel] | None = None) ->
                 return
             async with request.form() as form:
                 fields = _schema(model)["properties"]
-                # Browsers send fields that were not filled in as empty.
-                filled_in = [(name, value) for name, value in form.multi_items() if value != "" or name not in fields]
+                # Browsers send fields that were not filled in as empty. A filter that is empty is refused.
+                single = {name for name, field in fields.items() if field.get("type") != "array"}
+                filled_in = [(name, value) for name, value in form.multi_items() if value != "" or name not in single]
                 yield _validated(model, filled_in, "body")
         except ClientDisconnect:  # nobody reads the answer, but it is counted
             raise HTTPException(HTTPStatus.BAD_REQUEST, "the client left before its request had arrived") from None

@@ -116,7 +116,7 @@ class ImageCollection:
         Raises:
             UnknownImage: there is no such image.
         """
-        return self.searcher.collection.one(image_id)
+        return self.searcher.collection.one(int(image_id))
 
     def search(self, image: "str | Path | bytes | Image", **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
         """The stored images most similar to `image`, best first, ties by ascending id.
@@ -219,16 +219,20 @@ def open_collection(
         BadCollection: there is no collection, and no checkpoint to create one for.
         ForeignCodes: the collection was made with another checkpoint.
     """
+    from hashseek.indexing.collection import CATALOG, Collection, delete_if_unused
     from hashseek.indexing.opening import open_store
     from hashseek.indexing.searcher import Searcher
 
     path = None if checkpoint is None else Path(checkpoint)
+    is_new = not Path(folder, CATALOG).is_file()
     collection = open_store(
         Path(folder), checkpoint=path, read_only=read_only, create=not read_only, keep_features=keep_features
     )
     try:
         return ImageCollection(Searcher.open(collection, checkpoint=path, **options))
     except BaseException:
+        if is_new and isinstance(collection, Collection):  # or it would stay bound to the checkpoint
+            delete_if_unused(collection)
         collection.close()
         raise
 

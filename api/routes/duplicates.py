@@ -45,7 +45,8 @@ def duplicates(
     for ids in left[offset:following]:
         images = collection.catalog.get(ids[:MAX_IN_GROUP].tolist())
         records = [ImageRecord.of(stored) for stored in images if stored is not None]
-        groups.append(DuplicateGroup(size=len(ids), images=records))
+        if records:  # not all were deleted since the groups were computed
+            groups.append(DuplicateGroup(size=len(ids), images=records))
     return DuplicateGroups(groups=groups, total=len(left), next_offset=following if following < len(left) else None)
 
 

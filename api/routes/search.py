@@ -32,13 +32,14 @@ def _search_stored(service: Service, searcher: Searcher, body: SearchBody) -> Re
     fingerprint = searcher.collection.fingerprint
     if body.fingerprint not in (None, fingerprint):
         raise ForeignCodes(f"the collection has codes of checkpoint {fingerprint}, not of {body.fingerprint[:80]}")
-    options = body.options(max_k=service.settings.max_k, n_queries=len(body.queries or (body,)))
+    queries = body.queries or (body,)
+    options = body.options(max_k=service.settings.max_k, n_queries=len(queries))
     if body.url is not None:
         picture = _download(service, body.url)
         return _json(_content(service, searcher, options, searcher.search_files([picture], options, name=body.url)))
     contents = [
-        _content(service, searcher, options, _search_with(searcher, query, options))
-        for query in body.queries or (body,)
+        _content(service, searcher, options, _search_with(searcher, query, options), n_queries=len(queries))
+        for query in queries
     ]
     return _json(contents[0] if body.queries is None else {"answers": contents})
 
@@ -115,9 +116,12 @@ def encode(searcher: SearcherDep, body: Annotated[EncodeForm | EncodeBody, body_
     )
 
 
-def _content(service: Service, searcher: Searcher, options: SearchOptions, answer: Answer) -> dict[str, Any]:
-    """The content of a `SearchAnswer`."""
+def _content(
+    service: Service, searcher: Searcher, options: SearchOptions, answer: Answer, *, n_queries: int = 1
+) -> dict[str, Any]:
+    """The content of a `SearchAnswer`; `n_queries`: of the request."""
     collection, following = searcher.collection, options.offset + options.k
+    may_follow = (following + options.k) * n_queries <= service.settings.max_k
     return {
         "n_bits": collection.n_bits,
         "n_images": len(collection),
@@ -126,7 +130,7 @@ def _content(service: Service, searcher: Searcher, options: SearchOptions, answe
         "search_ms": round(answer.search_ms, 3),
         "ranked_by": answer.rank,
         "is_exact": answer.is_exact,
-        "next_offset": following if answer.is_full and following + options.k <= service.settings.max_k else None,
+        "next_offset": following if answer.is_full and may_follow else None,
         "histogram": None if answer.histogram is None else answer.histogram.tolist(),
         "hits": [hit_content(hit) for hit in answer.hits],
     }

@@ -81,7 +81,7 @@ function groupItem({ size, images }) {
       }
       await loadStats();
     });
-    replace(item, size > 1 ? groupItem({ size, images }) : null);
+    replace(item, size > 1 && images.length ? groupItem({ size, images }) : null);
   });
   keep.onclick = oneAtATime(() => decide(`Kept: ${counted(size, noun())}.`, async () => {
     await api("v1/duplicates/kept", json("POST", { ids: images.map(({ id }) => id) }));

@@ -1,4 +1,4 @@
-"""The catalog: the SQLite file that holds everything a collection knows about its images."""
+"""What other packages use of the catalog, see `hashseek.indexing.catalog.catalog`."""
 
 from hashseek.indexing.catalog.catalog import Catalog, SpaceRetired
 from hashseek.indexing.catalog.database import (

@@ -224,10 +224,13 @@ class Database:
         return _Reader(_connect(self.path, "ro&immutable=1"), unchanged)
 
     def _stamp(self) -> tuple[int, ...] | None:
-        """A value that differs after the file has changed; None while a writer is active."""
+        """A value that differs after the file has changed; None while a writer is active, or without a file."""
         if self.path.with_name(f"{self.path.name}-wal").exists():
             return None
-        stat = self.path.stat()
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            return None
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 

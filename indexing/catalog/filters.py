@@ -22,7 +22,7 @@ from hashseek.retrieval.errors import BadConfig
 
 # If at most this share of all images is left, further conditions are tested on those images one by one.
 _FEW = 0.05
-MAX_CONDITIONS = 64  # in one filter; below SQLite's own limit
+MAX_CONDITIONS = 64  # or required labels, in one filter; below SQLite's own limit
 
 # What each argument of `make_filter` means, for the help of the command line and the schema of the service.
 FILTER_HELP = {
@@ -82,8 +82,8 @@ def make_filter(
     """The filter for the options of a command or the parameters of a request; None if none is given.
 
     Raises:
-        BadConfig: an invalid condition or time, more than `MAX_CONDITIONS` conditions, one text instead of a list, or
-            an empty list of labels, ids or keys of which an image must have one: no image could.
+        BadConfig: an invalid condition or time, more than `MAX_CONDITIONS` required labels or conditions, one text
+            instead of a list, or an empty list of labels, ids or keys of which an image must have one: no image could.
     """
     lists: dict[str, Sequence[Any] | None] = {
         "any_labels": any_labels,
@@ -98,9 +98,10 @@ def make_filter(
             raise BadConfig(f"{name} must be a list of strings, not one string: write [{values[:40]!r}]")
         if name in ("any_labels", "ids", "keys") and values is not None and not len(values):
             raise BadConfig(f"{name} is an empty list, which no image can match: leave it out to include all images")
-    any_labels, keys = any_labels or (), keys or ()
-    if len(where) > MAX_CONDITIONS:
-        raise BadConfig(f"a filter may have at most {MAX_CONDITIONS} conditions on attributes, got {len(where)}")
+    any_labels, keys = (() if values is None else values for values in (any_labels, keys))
+    for name, required in (("required labels", all_labels), ("conditions on attributes", where)):
+        if len(required) > MAX_CONDITIONS:
+            raise BadConfig(f"a filter may have at most {MAX_CONDITIONS} {name}, got {len(required)}")
     for text in (*any_labels, *all_labels, *no_labels, *where, *keys):
         if not is_utf8(text):
             raise BadConfig(f"{text[:40]!r} is not valid Unicode, so nothing stored can match it")

@@ -114,8 +114,8 @@ def print_fit(fitting: Fitting) -> None:
     """Print how a hash layer was fitted."""
     method = "a random rotation of" if fitting.fallback else "weighted ITQ on"
     typer.echo(
-        f"fitted {fitting.model.n_bits} bits to {fitting.n_images:,} images without labels: {method} the features of "
-        f"{fitting.network.backbone}"
+        f"fitted {fitting.model.n_bits} bits to {fitting.record['n_images']:,} images without labels: {method} the "
+        f"features of {fitting.network.backbone}"
     )
     if fitting.fallback:
         typer.echo(f"{fitting.fallback}, with `hashseek index refit`")

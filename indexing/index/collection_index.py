@@ -1,8 +1,8 @@
 """The index of an open collection: what its searches see, kept up to date with the catalog and written to disk.
 
 Searches use a `View` of one state. The next search after a change makes a new view; those that start meanwhile wait
-for it, and those that are running keep theirs. Images
-added since the built segment was created are in a small fresh segment, until `merge_segments` or `save` merges the two.
+for it, and those that are running keep theirs. Images added since the built segment was created are in a small fresh
+segment, until `merge_segments` or `save` merges the two.
 """
 
 import errno

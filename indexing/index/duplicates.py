@@ -7,7 +7,6 @@ Every pair within the radius is found; only the amount of work depends on how th
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations, pairwise
 from math import comb
 from typing import TypeVar
@@ -118,8 +117,8 @@ def _pairs(codes: Codes, n_bits: int, radius: int, parallel: bool) -> Iterator[P
         tables = [build_table(codes, first, min(last - first, _MAX_WIDTH)) for first, last in pairwise(ends)]
         if cost * max(map(_skew, tables)) < len(codes) ** 2:
             parts = [(table, flip) for table in tables for flip in flips(table.width, n_flips)]
-            of_part = partial(_links_of_table, radius=radius)
-            for found in in_threads(of_part, parts) if parallel else map(of_part, parts):
+            run = in_threads if parallel else map
+            for found in run(lambda part: _links(len(part[0].rows), _pairs_of_table(part, radius)), parts):
                 yield from found
             return
     for start in range(0, len(codes), _BATCH):
@@ -182,10 +181,6 @@ def _skew(table: Table) -> float:
     """How many times as many pairs share a list as in lists of equal length."""
     lengths = np.diff(table.starts).astype(np.float64)
     return float((lengths**2).mean() / lengths.mean() ** 2)
-
-
-def _links_of_table(part: tuple[Table, int], radius: int) -> list[Pairs]:
-    return _links(len(part[0].rows), _pairs_of_table(part, radius))
 
 
 def _pairs_of_table(part: tuple[Table, int], radius: int) -> Iterator[Pairs]:

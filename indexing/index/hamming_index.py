@@ -45,8 +45,8 @@ _TYPES: Mapping[str, type[np.generic]] = {
 }
 # Files of at least this many bytes are mapped, so that opening is fast. Others are read: searches are a little faster.
 MAPPED = 256 * 2**20
-# From this share of rows on, an approximate kind fetches more than k results, and those outside are left out. Fewer
-# rows are scanned.
+# If at least this share of the rows may be found, an approximate kind fetches more than k results and leaves out the
+# others; for fewer, all rows that may be found are compared.
 _MOST = 0.9
 # From one id in this many images on, marking them in a table of all ids is faster than looking each of them up.
 _MANY = 20

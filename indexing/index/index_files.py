@@ -111,8 +111,7 @@ class IndexFiles:
         return View(saved.generation, saved.last_id, whole(index), empty_segment(n_bits))
 
     def _delete_all_but(self, kept: SavedIndex | None) -> None:
-        """Delete all other folders of indexes, and the files of earlier checkouts, which had no folders."""
+        """Delete all other folders of indexes."""
         for path in self.place.glob("*"):
             if kept is None or path.name != kept.folder:
-                with suppress(OSError):  # another user's
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(path, ignore_errors=True)  # it may be another user's

@@ -19,7 +19,6 @@ from hashseek.indexing.catalog.records import (
 )
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
-from hashseek.indexing.remote import fetch
 from hashseek.indexing.uris import is_there, open_uri, stored_path
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.images import LoadedFile, Pixels, Preprocessing, load_file
@@ -71,7 +70,7 @@ class Loader:
     store: "Target | None"
     preprocessing: Preprocessing
     depth: int
-    fetch: Fetch = fetch
+    fetch: Fetch
 
     def load(self, sources: Iterable[Found | LoadedImage]) -> Iterator[LoadedImage | Problem]:
         """Yield loaded images and problems in the order of the sources, which are read lazily."""

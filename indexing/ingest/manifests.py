@@ -186,7 +186,7 @@ def rows_of(
     if kind == ".parquet":
         yield from _parquet_rows(path, one_of, beside)
     elif kind == ".txt":
-        yield from _text_rows(path)
+        yield from _text_rows(path, one_of[0])
     else:
         for row in read_rows(path, one_of=one_of, errors="surrogateescape"):
             if kind == ".csv" and not isinstance(row, Problem):  # CSV has no types
@@ -204,21 +204,12 @@ def _typed(text: str) -> str | int | float:
     return float(text) if "." in text else int(text)
 
 
-def _text_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    for number, line in text_lines(path):
-        if line.strip() and not line.startswith("#"):
-            yield number, {PLACES[0]: line.rstrip("\r\n")}
-
-
-def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their numbers, from 1.
-
-    Raises:
-        BadDataset: it cannot be read.
-    """
+def _text_rows(path: Path, column: str) -> Iterator[tuple[int, Row]]:
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
-            yield from enumerate(lines, start=1)
+            for number, line in enumerate(lines, start=1):
+                if line.strip() and not (line.startswith("#") and column in PLACES):  # an id may begin so
+                    yield number, {column: line.strip()}
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
 

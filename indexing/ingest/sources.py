@@ -71,7 +71,7 @@ def count_images(paths: Sequence[str | Path], *, split: str | None = None, on_er
         for found in find_sources([path], split=split):
             if isinstance(found, ImageSource):
                 n += 1
-            elif on_error == "stop":
+            elif on_error == "stop" and found.skipped:
                 problems.append(found)
         if problems:
             refuse(find_manifest(Path(path)) or Path(path), problems, skip="--on-error skip")

@@ -13,7 +13,6 @@ The index is not included: it is derived, and rebuilt when the snapshot is resto
 
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -35,8 +34,6 @@ from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.retrieval.checkpoint import check_intact
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection
 from hashseek.retrieval.files import checksum_of, fsync_folder, sha256_of
-
-log = logging.getLogger("hashseek")
 
 FORMAT = 1
 _FIRST, _LAST = "snapshot.json", "contents.json"
@@ -111,7 +108,10 @@ def restore(file: Path, folder: Path) -> Contents:
         # Two collections that diverge must not share what a service has computed.
         with closing(sqlite3.connect(restored / CATALOG)) as db, db:
             write_meta(db, "uuid", str(uuid.uuid4()))
-        _build_index(restored)
+            db.execute("DELETE FROM meta WHERE key = 'index'")  # the snapshot does not include it
+        # A catalog with malformed codes gets no index: opening it reports the damage, and a repair fixes it.
+        with suppress(BadCollection), closing(Collection(restored)) as collection:
+            collection.save_index()
         for path in [*(path for path in restored.rglob("*") if path.is_dir()), restored]:
             fsync_folder(path)
         restored.rename(folder)  # succeeds only if `folder` does not exist or is empty
@@ -129,20 +129,6 @@ def _check_files(file: Path, restored: Path, contents: Contents) -> None:
         (restored / path).unlink()
 
 
-def _build_index(folder: Path) -> None:
-    """Write the index; otherwise every read-only command would have to build it, with a warning.
-
-    A catalog with malformed codes gets none: opening it reports the damage, and a repair fixes it.
-    """
-    level = log.level
-    log.setLevel(logging.ERROR)  # a missing index is expected here
-    try:
-        with suppress(BadCollection), closing(Collection(folder)) as collection:
-            collection.save_index()
-    finally:
-        log.setLevel(level)
-
-
 def _pack(collection: Collection, tar: tarfile.TarFile, copy: Path) -> Contents:
     _pack_json(tar, _FIRST, {"hashseek_snapshot": FORMAT})
     done: set[str] = set()
@@ -154,7 +140,7 @@ def _pack(collection: Collection, tar: tarfile.TarFile, copy: Path) -> Contents:
         lost = _pack_files(tar, collection.folder, copy, done)
         with closing(Catalog(copy, read_only=True)) as frozen:
             generation, n_images = frozen.generation(), len(frozen)
-            names = _checkpoint_names(frozen)
+            names = sorted({space.checkpoint for space in frozen.spaces.all()})
         for name in names:
             try:
                 check_intact(collection.folder / name)
@@ -167,10 +153,6 @@ def _pack(collection: Collection, tar: tarfile.TarFile, copy: Path) -> Contents:
     last = {**vars(contents), "sha256": sums}
     _pack_json(tar, _LAST, last | {"checksum": checksum_of(last)})
     return contents
-
-
-def _checkpoint_names(catalog: Catalog) -> list[str]:
-    return sorted({space.checkpoint for space in catalog.spaces.all()})
 
 
 def _kept(catalog: Path) -> list[tuple[str, str]]:

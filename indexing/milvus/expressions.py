@@ -8,7 +8,6 @@ from hashseek.indexing.catalog.conditions import Condition, parse_number, readin
 from hashseek.indexing.catalog.filters import Filter
 
 ATTRIBUTES, NUMBERS = "attributes", "numbers"  # fields; the second has the numbers contained in strings
-_EQUAL = {"=": "=="}
 
 
 def literal(value: Any) -> str:
@@ -51,7 +50,7 @@ def _tests(condition: Condition, steps: tuple[str, ...]) -> Iterable[str]:
     within = "".join(f"[{literal(step)}]" for step in steps)
     for kind, tests in ways_to_meet(condition):  # Milvus itself compares only values of the same type
         attribute = f"{NUMBERS if kind == 'spelt number' else ATTRIBUTES}{within}"
-        yield " and ".join(f"{attribute} {_EQUAL.get(name, name)} {literal(value)}" for name, value in tests)
+        yield " and ".join(f"{attribute} {'==' if name == '=' else name} {literal(value)}" for name, value in tests)
 
 
 def spelt_numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import math
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ import pytest
 
 import hashseek
 from hashseek.api import client as client_module
-from hashseek.api.client import Filters, Query, SearchOptions
+from hashseek.api.client import Filters, Query, SearchOptions, ServiceError
 from hashseek.api.collections.service import Service
 from hashseek.api.messages.parameters import MAX_BATCH, FilterParameters, SearchParameters, SearchQuery
 from hashseek.api.settings import Settings
@@ -130,7 +131,10 @@ def test_many_images_are_read_as_they_are_sent_and_each_has_its_result(serve, ow
             n_stored.append(client.get("/v1/stats").json()["n_images"] - 12)
             yield large(seed)
 
+        yield large(140), {"key": "a line separator \u2028"}
+
     results = add_many(str(client.base_url), images())
+    assert results.pop().key == "a line separator \u2028"
     first, *wrong = results[:5]
     assert (first.key, first.labels, first.change) == ("a", ["x"], "added")
     assert first.attributes == {"filename": "made.png", "n": 1}
@@ -206,6 +210,15 @@ def test_what_would_search_or_delete_more_than_was_meant_is_refused(remote):
     for call in (remote.similar, remote.file):
         with pytest.raises(BadConfig):
             call("a key")
+    with pytest.raises(ServiceError):
+        remote.search(png(1), label="")
+    for number in (math.nan, math.inf):
+        with pytest.raises(BadConfig):
+            remote.encode_vector([number])
+        with pytest.raises(BadConfig):
+            remote.add(png(1), attributes={"n": number})
+    with pytest.raises(BadConfig):
+        remote.add(png(1), key="")
 
 
 def test_both_clients_have_the_same_methods_and_get_the_same_answers(reader):

@@ -14,7 +14,8 @@ from experiments import hbl
 from experiments.hbl_report import FIGURES, as_markdown
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.datasets import vectors
-from hashseek.training.sweep import locked, open_study
+from hashseek.training.runs.run_folder import in_use
+from hashseek.training.sweep import open_study
 
 
 def write_set(folder, name, *, seed=0, test_seed=0):
@@ -143,7 +144,7 @@ def test_other_data_folds_and_processes_are_refused(root, tmp_path, capsys):
     write_set(tmp_path / "other", "scene", seed=5)
     with pytest.raises(BadConfig, match="data was "):
         call(capsys, tmp_path / "other", tmp_path / "out", *more)
-    with locked(tmp_path / "out" / "scene"), pytest.raises(BadConfig, match="another process"):
+    with in_use(tmp_path / "out" / "scene"), pytest.raises(BadConfig, match="another process"):
         call(capsys, root, tmp_path / "out", *more)
 
 

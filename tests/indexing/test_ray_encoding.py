@@ -64,7 +64,7 @@ def test_only_shards_are_deleted_from_the_folder(own_collection, tmp_path):
             collection=collection,
             cluster=Cluster("local"),
             options={"device": "cpu", "engine": "auto"},
-            fetch=partial(fetch),
+            fetch=fetch,
             shard_size=10,
             stopped=lambda: False,
             progress=lambda *_: None,

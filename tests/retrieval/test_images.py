@@ -491,7 +491,10 @@ def test_conversion_in_bands_gives_the_pixels_of_the_whole_picture(mode):
 
 def test_a_pillow_image_is_converted_or_refused_as_a_file_is():
     assert as_decoded(Image.new("RGBA", (5, 4))).getpixel((0, 0)) == (255, 255, 255)
-    for wrong in (Image.new("F", (5, 4), 0.5), np.zeros((4, 5, 3))):
+    content = io.BytesIO()
+    Image.new("RGB", (50, 40)).save(content, "BMP")
+    torn = Image.open(io.BytesIO(content.getvalue()[:-100]))
+    for wrong in (Image.new("F", (5, 4), 0.5), np.zeros((4, 5, 3)), torn):
         with pytest.raises(BadImage):
             as_decoded(wrong)
 

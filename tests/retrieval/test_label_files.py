@@ -76,6 +76,7 @@ def test_the_usual_names_of_splits_are_known():
         ("x" * 300 + ".jpg,cat,train", "x.jpg"),
         (",cat,train", ""),
         ("a.jpg,cat,train", "line 2"),  # where it was listed before
+        ("./a.jpg,cat,train", "line 2"),
         ("b.jpg,,train", "b.jpg"),
         ("b.jpg,cat,gallery", "gallery"),
         ("b.jpg,cat", "2"),

@@ -16,6 +16,7 @@ from hashseek.training import sweep as sweep_module
 from hashseek.training.config import load_config
 from hashseek.training.loop import fit as fit_module
 from hashseek.training.loop.fit import fit
+from hashseek.training.runs.run_folder import in_use
 from hashseek.training.sweep import Scored, open_study, run_trials
 from hashseek.training.sweep_space import check_space, parse_space
 from support.commands import wait_until
@@ -201,7 +202,7 @@ def test_a_folder_is_for_one_sweep_and_one_process(data, tmp_path):
         sweep(content(data), SPACE, trials=1, folder=tmp_path / "b")
     with pytest.raises(BadConfig, match="train.devices is 2"):
         sweep(content(data, train={"devices": 2}), SPACE, trials=1, folder=tmp_path / "c")
-    with sweep_module.locked(tmp_path / "a"), pytest.raises(BadConfig, match="another process"):
+    with in_use(tmp_path / "a"), pytest.raises(BadConfig, match="another process"):
         sweep(content(data), SPACE, trials=1, folder=tmp_path / "a")
 
 
@@ -215,6 +216,8 @@ def test_a_folder_is_for_one_sweep_and_one_process(data, tmp_path):
         ({"loss.betta": [1, 2]}, "did you mean 'beta'"),
         ({"loss.beta": [1, 2], "loss.name": ["hyp2", "dsh"]}, "'dsh' .* 'beta'"),
         ({"loss.beta": [1, 2], "loss.name": ["hyp2", "hyp3"]}, "hyp3"),
+        ({"loss.name": ["hyp2", "dpsh", "hyp3"]}, "hyp3"),
+        ({"loss.name": ["hyp2", "bihalf"]}, "bihalf"),
         ({"loss.beta": {"low": -1.0, "high": 1.0}}, "'loss.beta' .* -1.0"),
         ({"loss.beta": [0.5, "half"]}, "'half'"),
         ({"optimizer.lr": {"low": -1.0, "high": 1.0}}, "-1.0"),

@@ -58,7 +58,7 @@ def evaluate(
         ),
     ] = "itq",
     points: Annotated[int, typer.Option(min=0, help="Number of database images in the t-SNE; 0 skips it.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of everything random in the report.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything random in the report.")] = 0,
     url: Annotated[
         str | None,
         typer.Option(help="Check that the service at this URL ranks like the library; writes no report."),

@@ -5,16 +5,20 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Item, OnError, Problem
 
 Labels = NDArray[np.uint8]
 Rows = NDArray[np.int64]
+# Types of options, with their limits.
+Seed = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 NAMES = ("train", "query", "database")
 

@@ -129,7 +129,7 @@ def assemble(
     found: Measurements,
     *,
     computed_in: str,
-    points: Points | None = None,
+    points: Points,
     **fields: Any,
 ) -> Evaluation:
     """The report and its tables.
@@ -176,7 +176,7 @@ def assemble(
     return Evaluation(
         report,
         _per_query(task, found),
-        points or {},
+        points,
         query.paths if images else (),
         database.paths if images else (),
     )

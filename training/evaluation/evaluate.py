@@ -285,8 +285,6 @@ def _scores(
 
 
 def _project(task: EvaluationTask, database: EncodedSplit, n_points: int) -> Points:
-    if not n_points:
-        return {}
     with task.options.progress.task("computing t-SNE", 1) as advance:
         points = project(
             database.codes,

@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ from hashseek.training.loop.state import State
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validate, validation_part
 from hashseek.training.progress import Progress
-from hashseek.training.runs.run_folder import Run, differences, save_state, saved_state, start_run, write_records
+from hashseek.training.runs.run_folder import Run, differences, save_state, saved_state, started, write_records
 from hashseek.training.runs.tracking import Tracker, write_start
 
 OnEpoch = Callable[[dict[str, Any]], None]
@@ -114,7 +114,13 @@ def _fit(
     job = _prepare(fabric, config, out, resume, shown, splits)
     if fabric.device.type == "cpu":
         keep_freed_memory()
-    with Tracker(job.run, config, job.state.records) if fabric.is_global_zero else nullcontext() as tracker:
+    with ExitStack() as stack:
+        tracker = None
+        if fabric.is_global_zero:
+            stack.enter_context(started(job.run, config, resume=resume))
+            first_epoch = len(job.state.records) + 1
+            write_start(job.run, config, job.splits, job.data, device=fabric.device, first_epoch=first_epoch)
+            tracker = stack.enter_context(Tracker(job.run, config, job.state.records))
         _train(fabric, config, job, shown, on_epoch, tracker)
     fabric.barrier()
     return Result(job.run, job.state.best_epoch, job.state.best_score)
@@ -133,7 +139,7 @@ class _Job:
 
 
 def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress, given: Splits | None) -> _Job:
-    """Check everything that can be checked before training, then create or reopen the run folder."""
+    """Check everything that can be checked before training."""
     run = Run(out)
     saved = _saved_everywhere(fabric, run, config, resume=resume)
     with fabric.rank_zero_first(local=True):  # it may download weights or pictures, which the others then find
@@ -171,9 +177,6 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     if saved is not None:
         state.load(saved)
     fabric.barrier()  # every process has checked the folder and the data
-    if fabric.is_global_zero:
-        start_run(run, config)
-        write_start(run, config, splits, data, device=fabric.device, first_epoch=len(state.records) + 1)
     return _Job(run, splits, held_out, preprocessing, data, state)
 
 

@@ -130,9 +130,12 @@ class Keys(nn.Module):
             update_key_encoder(self.encoder.trained(), network.trained(), self.momentum)
 
     @torch.no_grad()
-    def of(self, inputs: Tensor, seeds: Tensor, heads: Heads) -> Tensor:
-        """Keys (b, D) of this process's inputs; with momentum 0, the rows of their heads."""
-        return heads[self.on].detach() if self.encoder is None else self.encoder(inputs, seeds)[self.on]
+    def of(self, inputs: Tensor, seeds: Tensor, heads: Heads, *, chunk_size: int | None) -> Tensor:
+        """Keys (b, D) of this process's inputs, `chunk_size` at a time; with momentum 0, the rows of their heads."""
+        if self.encoder is None:
+            return heads[self.on].detach()
+        chunks = zip(*(torch.split(part, chunk_size or len(part)) for part in (inputs, seeds)), strict=True)
+        return torch.cat([self.encoder(*chunk)[self.on] for chunk in chunks])
 
     def memory(self, keys: Tensor, labels: Tensor) -> Memory:
         """The keys of the batch from all processes, then those in the queue; adds the keys to the queue."""
@@ -193,6 +196,12 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
             "set loss.on or partner.on to 'outputs', or unfreeze the backbone"
         )
     width = network.widths[on]
+    for section, options in (("loss", config.loss.options()), ("partner", partner.options() if partner else {})):
+        if own := {"n_bits", "n_classes"} & options.keys():
+            raise BadConfig(
+                f"{section}.{min(own)} cannot be set: model.n_bits decides the number of bits, and the data set that "
+                "of labels"
+            )
     build: dict[str, Any] = {"n_classes": n_classes, "n_bits": width}
     objective = Objective(
         build_loss(config.loss.name, **build, **config.loss.options()),

@@ -57,7 +57,7 @@ def backward(
         memory = None
         if keys is not None:
             with autocast():
-                own = _keys(keys, key_inputs, heads, chunk_size)
+                own = keys.of(*key_inputs, heads, chunk_size=chunk_size)
             memory = keys.memory(own, labels)
         everyone = {name: gather(rows) for name, rows in heads.items()}
         terms: dict[str, Tensor] = objective(everyone, gather(labels), memory=memory, epoch=epoch)
@@ -96,9 +96,3 @@ def _in_chunks(
 
 def _split(inputs: Seeded, chunk_size: int) -> list[Seeded]:
     return list(zip(*(torch.split(part, chunk_size) for part in inputs), strict=True))
-
-
-def _keys(keys: Keys, inputs: Seeded, heads: Heads, chunk_size: int | None) -> Tensor:
-    if keys.encoder is None or chunk_size is None:
-        return keys.of(*inputs, heads)
-    return torch.cat([keys.of(*chunk, heads) for chunk in _split(inputs, chunk_size)])

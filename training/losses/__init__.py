@@ -119,7 +119,7 @@ def build_loss(
     found = loss_class(name)
     known = found.hyperparameters()
     check_keys(f"the loss {name!r}", hyper, [*known, "quantization", "nested"])
-    given = {key: value for key, value in hyper.items() if key not in known or not known[key].is_unset_by(value)}
+    given = {key: value for key, value in hyper.items() if not known[key].is_unset_by(value)}
     build = partial(found, n_classes=n_classes, **given)
     loss: nn.Module
     if nested is None:

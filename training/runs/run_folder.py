@@ -14,10 +14,12 @@ epoch-5.safetensors checkpoint of an epoch, if tracking.keep_every is set
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 
 from hashseek.retrieval.errors import BadConfig, first_line
@@ -54,36 +56,60 @@ def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | N
     """The state that a resumed run continues from; None for a new run. Changes nothing.
 
     Raises:
-        BadConfig: the folder holds a run and `resume` is not set, or a run with another configuration or a damaged
-            state.
+        BadConfig: see `_check_run`, or the state is damaged.
     """
+    _check_run(run, config, resume=resume)
+    return _load_state(run.state) if run.state.is_file() else None
+
+
+def _check_run(run: Run, config: Config, *, resume: bool) -> None:
+    """Raise `BadConfig` if the folder holds a run and `resume` is not set, or a run with another configuration."""
     if not run.config.is_file():
-        return None
+        return
     if not resume:
         raise BadConfig(f"{run.folder} already holds a run: continue it with --resume, or choose another --out")
     try:
-        earlier = dict(json.loads(run.config.read_text(encoding="utf-8")))
-        earlier["train"].pop("compile", None)  # a setting of earlier checkouts
+        earlier, now = dict(json.loads(run.config.read_text(encoding="utf-8"))), config.model_dump(mode="json")
+        # Neither how a run is followed nor how many processes share its work changes the result.
+        earlier["tracking"] = now["tracking"]
+        earlier["train"]["devices"] = config.train.devices
     except (ValueError, TypeError, KeyError) as error:
         raise BadConfig(f"{run.config} is damaged ({error}): delete the folder and train again") from None
-    now = config.model_dump(mode="json")
-    # Neither how a run is followed nor how many processes share its work changes the result.
-    earlier["tracking"] = now["tracking"]
-    earlier["train"]["devices"] = config.train.devices
     changes = differences(earlier, now)
     if changes:
         raise BadConfig(
             f"the run in {run.folder} has another configuration ({'; '.join(changes)}): resume with the same one, or "
             "choose another folder with --out"
         )
-    return _load_state(run.state) if run.state.is_file() else None
 
 
-def start_run(run: Run, config: Config) -> None:
-    """Create the folder with its configuration, unless a resumed run is in it."""
-    if not run.config.is_file():
-        run.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(run.config, json.dumps(config.model_dump(mode="json"), indent=2).encode())
+@contextmanager
+def started(run: Run, config: Config, *, resume: bool) -> Iterator[None]:
+    """Create the folder with its configuration, unless a resumed run is in it, and keep other processes out.
+
+    Raises:
+        BadConfig: another process is training in the folder, or did so since `saved_state`, which see.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with in_use(run.folder):
+        _check_run(run, config, resume=resume)
+        if not run.config.is_file():
+            write_atomically(run.config, json.dumps(config.model_dump(mode="json"), indent=2).encode())
+        yield
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder of runs; the lock ends with the process, however it ends.
+
+    Raises:
+        BadConfig: another process is working in it.
+    """
+    try:
+        with filelock.FileLock(folder / ".lock", blocking=False):
+            yield
+    except filelock.Timeout:
+        raise BadConfig(f"another process is working in {folder}: wait until it is done, or choose another") from None
 
 
 def save_state(run: Run, state: dict[str, Any]) -> None:

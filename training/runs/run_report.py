@@ -95,13 +95,11 @@ def _result(run: Run, config: Config, records: Sequence[dict[str, Any]]) -> Rows
         ]
     seconds = sum(record["seconds"] for record in records)
     speed = median(record["images_per_s"] for record in records)
-    waiting = ""
-    if all("seconds_waiting_for_data" in record for record in records):  # not in older logs
-        waiting = f", {sum(record['seconds_waiting_for_data'] for record in records) / seconds:.0%} waiting for data"
+    waiting = sum(record["seconds_waiting_for_data"] for record in records) / seconds
     return [
         *rows,
         ("epochs", f"{len(records)} of {config.train.epochs}"),
-        ("time", f"{_duration(seconds)} in epochs, {speed:,.0f} images/s (median){waiting}"),
+        ("time", f"{_duration(seconds)} in epochs, {speed:,.0f} images/s (median), {waiting:.0%} waiting for data"),
     ]
 
 

@@ -56,6 +56,9 @@ def test_every_example_of_the_page_runs(working_folder, serve, capsys):
 def test_a_collection_takes_images_of_every_kind(working_folder):
     with pytest.raises(BadCollection):
         hashseek.open_collection("c")
+    with pytest.raises(BadConfig):
+        hashseek.open_collection("c", checkpoint="model.safetensors", device="cuda:99")
+    assert not (working_folder / "c" / "checkpoint.safetensors").exists(), "it would be bound to this checkpoint"
     with hashseek.open_collection("c", checkpoint="model.safetensors", device="cpu") as collection:
         (working_folder / "broken.jpg").write_bytes(b"no image")
         report = collection.add("photos", "broken.jpg")

@@ -110,6 +110,15 @@ def test_groups_are_computed_once_for_each_state_and_radius(copies, monkeypatch)
         wait_until(lambda: groups(client) and len(asked) == 3)
 
 
+def test_a_group_that_was_deleted_since_it_was_computed_is_left_out(copies, monkeypatch):
+    found = [np.array([1, 13, 14]), np.array([2, 15])]
+    monkeypatch.setattr(Computed, "get", lambda *_: found)  # as while it computes the new ones
+    with serving(copies) as client:
+        for image_id in (2, 15, 13):
+            assert client.delete(f"/v1/images/{image_id}").status_code == 204
+        assert groups(client) == [[1, 14]]
+
+
 def test_one_thing_is_computed_at_a_time_and_a_slow_one_is_answered_though_the_collection_changes(
     tmp_path, monkeypatch
 ):

@@ -241,6 +241,8 @@ def test_an_empty_value_is_refused_in_a_query_string_and_not_given_in_a_form(rea
     """A browser sends a field of a form that was not filled in as an empty one."""
     one_word = SEARCH_PARAMETERS - {"label", "any_label", "without", "where", "id", "key", "include"}
     assert hits(search(reader, png(1), **dict.fromkeys(one_word, ""))) == hits(search(reader, png(1)))
+    for name in SEARCH_PARAMETERS - one_word:  # or it would not filter
+        assert search(reader, png(1), **{name: ""}).status_code == 422
     for name in SEARCH_PARAMETERS:
         assert reader.get("/v1/images/1/similar", params={name: ""}).status_code == 422
     assert_problem(reader.get("/v1/images?limit="), 422, "BadRequest", "limit")
@@ -302,6 +304,10 @@ def test_a_code_an_id_and_a_key_find_what_the_stored_image_finds(client):
     assert (len(encoded["code"]), encoded["n_bits"], encoded["fingerprint"]) == (12, 48, expected["fingerprint"])
     queries = [{"image_id": record["id"]}, {"image_key": "a/b"}, {"code": encoded["code"].upper()}]
     together = ask(client, queries=queries, **similar).json()["answers"]
+    pages = ask(client, queries=queries[:2], k=2, offset=4).json()["answers"]
+    assert [page["next_offset"] for page in pages] == [6, 6]
+    last = ask(client, queries=queries[:2], k=2, offset=4998).json()["answers"]
+    assert [page["next_offset"] for page in last] == [None, None]
     for query, answer in zip(queries, together, strict=True):
         for one in (answer, ask(client, **query, **similar, fingerprint=encoded["fingerprint"]).json()):
             assert {**one, "search_ms": 0} == {**expected, "search_ms": 0}

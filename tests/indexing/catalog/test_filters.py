@@ -152,8 +152,10 @@ def test_filters_by_id_by_key_and_empty_filters(described):
     assert make_filter() is None
     assert make_filter(where=["a=1"] * MAX_CONDITIONS)
     assert make_filter(ids=np.array([3, 1]), no_labels=[]) == Filter(ids=(3, 1))
+    assert make_filter(keys=np.array(["a", "b"])) == Filter(keys=("a", "b"))
     refused = [{"all_labels": ["\udcff"]}, {"where": ["a=1"] * (MAX_CONDITIONS + 1)}]
     refused += [{name: "person"} for name in ("all_labels", "any_labels", "no_labels", "where", "keys")]
+    refused += [{"all_labels": ["a"] * (MAX_CONDITIONS + 1)}]
     refused += [{name: []} for name in ("any_labels", "ids", "keys")]
     for options in refused:
         with pytest.raises(BadConfig):

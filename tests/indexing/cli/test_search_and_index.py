@@ -204,6 +204,7 @@ MISTAKES = {
     "serve {collection} --port 0 --checkpoint {other}": "{theirs}",
     "serve {collection} --port 99999": "99999",
     "serve {collection} --host no.such.host.invalid --port 0": "no.such.host.invalid",
+    "serve {collection} --host .local --port 0": ".local",
 }
 
 

@@ -73,7 +73,7 @@ def test_similar_codes_take_memory_for_their_number_and_not_for_their_pairs():
         row[list(flipped)] = 1
     table = build_table(np.packbits(bits, axis=1, bitorder="little"), 0, 20)
     tracemalloc.start()
-    found = duplicates._links_of_table((table, 0), radius=6)
+    found = duplicates._links(len(bits), duplicates._pairs_of_table((table, 0), radius=6))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(np.unique(np.concatenate([codes for pair in found for codes in pair]))) == len(bits)

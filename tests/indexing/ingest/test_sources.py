@@ -124,6 +124,14 @@ def test_a_folder_of_more_files_than_are_sorted_together_gives_each_once(tmp_pat
     assert found[95:] == [f"sub {number:02}/x.jpg" for number in range(25)]
 
 
+def test_a_note_does_not_stop_what_a_bad_line_stops(tree):
+    touch(tree / "list.csv", b'file,labels\n7.jpg,"dog, brown"\n')
+    assert count_images([tree / "list.csv"], on_error="stop") == 1
+    touch(tree / "list.csv", b"file,labels\nmissing.jpg,dog\n")
+    with pytest.raises(BadDataset):
+        count_images([tree / "list.csv"], on_error="stop")
+
+
 def test_labels_and_keys_are_added(tree):
     touch(tree / "list.jsonl", b'{"file": "7.jpg", "labels": ["own"], "key": "k"}\n')
     [listed] = describe(find_sources([tree / "list.jsonl"]), labels=["own", "more"], key_from="path")

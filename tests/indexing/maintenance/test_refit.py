@@ -38,7 +38,7 @@ def refit(collection, n_bits):
 
 def test_the_codes_are_those_of_the_new_checkpoint_and_nothing_is_encoded_twice(collection, monkeypatch):
     fitting, codes = refit(collection, 5)
-    assert (fitting.n_images, fitting.fallback) == (12, "")
+    assert (fitting.record["n_images"], fitting.fallback) == (12, "")
 
     def encode_nothing(*_, **__):
         raise AssertionError("an image was encoded twice")

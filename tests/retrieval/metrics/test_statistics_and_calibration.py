@@ -145,7 +145,6 @@ def test_a_wanted_precision_becomes_the_largest_radius_that_gives_it():
     assert [made.radius(p) for p in (0, 0.2, 0.21, 0.5, 0.8, 0.81, 1)] == [3, 3, 2, 2, 1, None, None]
     with pytest.raises(BadCodes, match="version 2"):
         Calibration.from_dict(asdict(made) | {"version": 2})
-    assert Calibration.from_dict(asdict(made) | {"monotone": True}) == made  # of an earlier checkout
     # 1 of 2 at distance 0 and 9 of 10 at 1: nearer ones are no worse, but only half of those at 0 were relevant.
     ragged = calibrate(Histograms(np.array([[2, 10]]), np.array([[1, 9]])))
     assert ragged.at_distance == pytest.approx((10 / 12, 10 / 12))

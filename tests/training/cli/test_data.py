@@ -79,6 +79,17 @@ def test_the_labels_of_a_folder_are_written_to_a_list_that_can_be_used_in_its_pl
     assert not list(tmp_path.glob("new.*"))
 
 
+def test_labels_in_a_written_list_may_have_any_characters(run, tmp_path):
+    names = ["x;y", "[z", "a,b", 'say "c"']
+    rows = []
+    for number in range(20):
+        draw(number).save(tmp_path / f"{number}.jpg")
+        rows.append(json.dumps({"file": f"{number}.jpg", "labels": [names[number % 4], "d"][: 1 + number % 2]}))
+    (tmp_path / "labels.jsonl").write_text("\n".join(rows))
+    assert run("inspect", tmp_path, "--write-labels", tmp_path / "list.csv")[0] == 0
+    assert set(build_splits("folder", root=str(tmp_path / "list.csv")).label_names) == {*names, "d"}
+
+
 def test_file_names_in_a_written_list_may_be_any_bytes(run, tmp_path):
     for number in range(6):
         folder = tmp_path / "photos" / ("train" if number < 4 else "test") / "ab"[number % 2]

@@ -20,7 +20,7 @@ from hashseek.training.loop import epoch
 from hashseek.training.loop.epoch import Diverged
 from hashseek.training.loop.fit import fit, initial_model
 from hashseek.training.loop.validation import validation_part
-from hashseek.training.runs.run_folder import Run, read_records
+from hashseek.training.runs.run_folder import Run, in_use, read_records, saved_state, started
 from support.commands import wait_until
 from support.models import EVERYTHING, run_config
 
@@ -195,6 +195,8 @@ def test_a_run_folder_is_never_overwritten_and_its_damage_is_named(pictures, tmp
             fit(settings, out=run.folder, resume=resume)
 
     refused("--resume", resume=False)
+    with in_use(run.folder):
+        refused("another process")
     refused(
         "model.n_bits was 12 and is 24; train.seed was 0",
         config(pictures, train__epochs=1, model__n_bits=24, train__seed=1),
@@ -209,18 +211,20 @@ def test_a_run_folder_is_never_overwritten_and_its_damage_is_named(pictures, tmp
     assert run.log.read_bytes() == before
 
 
-def test_a_stored_configuration_may_have_a_setting_that_was_removed_since(pictures, tmp_path):
-    settings = config(pictures, train__epochs=1)
-    run = fit(settings, out=tmp_path / "run").run
-    stored = json.loads(run.config.read_text())
-    stored["train"]["compile"] = False
-    run.config.write_text(json.dumps(stored))
-    assert fit(settings, out=run.folder, resume=True).best_epoch == 1
+def test_of_two_runs_that_start_in_one_folder_the_second_is_refused(pictures, tmp_path):
+    settings, run = config(pictures, train__epochs=1), Run(tmp_path / "run")
+    assert saved_state(run, settings, resume=False) is None
+    fit(settings, out=run.folder)  # while the other one prepares its data
+    before = {file.name: file.read_bytes() for file in run.folder.iterdir() if file.is_file()}
+    with pytest.raises(BadConfig, match="--resume"), started(run, settings, resume=False):
+        pass
+    assert {file.name: file.read_bytes() for file in run.folder.iterdir() if file.is_file()} == before
 
 
 @pytest.mark.parametrize(
     ("sections", "error", "named"),
     [
+        ({"loss": {"n_bits": 24}}, BadConfig, "model.n_bits"),
         ({"optimizer": {"name": "sgd", "lr": 1e30, "schedule": "constant"}}, Diverged, r"epoch 1, batch \d+"),
         ({"train": {"batch_size": 1}}, BadConfig, "batch_size"),  # pair losses have no pair, batch norm no variance
         ({"train": {"noise": 0.5}}, BadConfig, "train.noise is 0.5"),  # for vectors only

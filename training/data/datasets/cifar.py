@@ -18,7 +18,7 @@ from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_table import ImageTable, Incomplete, draw_per_label, prepared
 from hashseek.training.data.paths import expand
-from hashseek.training.data.splits import NAMES, Split, Splits, join_splits, refuse_unused
+from hashseek.training.data.splits import NAMES, Seed, Split, Splits, join_splits, refuse_unused
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 ARCHIVE = Archive("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a")
@@ -45,7 +45,7 @@ def cifar10(
     protocol: Literal["cifar10", "cifar10-1", "cifar10-2"] = "cifar10-1",
     n_query: int | None = None,
     n_train: int | None = None,
-    split_seed: int = 0,
+    split_seed: Seed = 0,
     download: bool = False,
 ) -> Splits:
     """CIFAR-10: splits drawn from all 60,000 pictures, equally many of each label, as in DeepHash-pytorch.

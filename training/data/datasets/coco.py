@@ -19,7 +19,7 @@ from hashseek.training.data.image_table import (
     split_table,
 )
 from hashseek.training.data.paths import expand
-from hashseek.training.data.splits import Splits, refuse_unused
+from hashseek.training.data.splits import Seed, Splits, refuse_unused
 
 _HOST = "http://images.cocodataset.org"
 # Checksums as widely published; two different ones are published for train2014.zip, so it has none here.
@@ -47,7 +47,7 @@ def coco(
     protocol: Literal["hashing", "official"] = "hashing",
     n_query: int = 5000,
     n_train: int = 10000,
-    split_seed: int = 0,
+    split_seed: Seed = 0,
     train_in_database: bool = False,
     download: bool = False,
     on_error: OnError = "stop",

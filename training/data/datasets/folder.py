@@ -22,6 +22,8 @@ from hashseek.retrieval.label_files import (
 )
 from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import (
+    Seed,
+    Share,
     Splits,
     check_label_names,
     group_items,
@@ -39,9 +41,9 @@ def folder(
     drop_labels: Sequence[str] = (),
     labels: Sequence[str] | None = None,
     on_error: OnError = "stop",
-    query_fraction: float = 0.1,
-    train_fraction: float = 0.5,
-    split_seed: int = 0,
+    query_fraction: Share = 0.1,
+    train_fraction: Share = 0.5,
+    split_seed: Seed = 0,
 ) -> Splits:
     """A folder of images with a label file, or with one subfolder per class.
 
@@ -169,10 +171,12 @@ def _read_class_folders(root: Path) -> LabelFile:
             f"{root} has the split {splits[0].name} and other folders with images ({others:.200}): move those into a "
             "split, or out of the data set"
         )
-    items, problems = [], []
-    for parent in folders if has_splits else [root]:
+    parents = folders if has_splits else [root]
+    loose = [path for place in dict.fromkeys((root, *parents)) for path in _images(place, "*")]
+    problems = [Problem(str(path), "the image is not in the folder of a class") for path in loose]
+    items = []
+    for parent in parents:
         split = SPLITS[parent.name.lower()] if has_splits else None
-        problems += [Problem(str(path), "the image is not in the folder of a class") for path in _images(parent, "*")]
         for class_folder in folders_of(parent):
             for path in _images(class_folder, "**/*"):
                 items.append(Item(path, path.relative_to(root).as_posix(), (class_folder.name,), split))

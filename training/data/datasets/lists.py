@@ -4,6 +4,7 @@ The repositories of HashNet, DeepHash-pytorch and HyP2 have `train.txt`, `test.t
 with lines such as `images/0001.jpg 0 1 0 ... 1`.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def read_list(file: Path, *, strip_prefix: str = "", on_error: OnError = "stop")
         BadDataset: no such file, a first line without labels, or other lines with problems and on_error is "stop".
     """
     try:
-        lines = file.read_bytes().splitlines()
+        lines = file.read_bytes().removeprefix(BOM_UTF8).splitlines()
     except FileNotFoundError:
         raise BadDataset(f"there is no list {file}: add it, or correct the name") from None
     except OSError as error:

@@ -21,7 +21,7 @@ from hashseek.training.data.image_table import (
     with_remedy,
 )
 from hashseek.training.data.paths import expand
-from hashseek.training.data.splits import NAMES, Rows, Splits, refuse_unused
+from hashseek.training.data.splits import NAMES, Rows, Seed, Splits, refuse_unused
 
 LABELS = (
     *("animals", "baby", "baby_r1", "bird", "bird_r1", "car", "car_r1", "clouds", "clouds_r1", "dog", "dog_r1"),
@@ -46,7 +46,7 @@ def mirflickr(
     lists: str | None = None,
     n_query: int = 1000,
     n_train: int = 4000,
-    split_seed: int = 0,
+    split_seed: Seed = 0,
     drop_labels: Sequence[str] = (),
     download: bool = False,
     on_error: OnError = "stop",

@@ -19,7 +19,7 @@ from hashseek.training.data.image_table import (
     with_remedy,
 )
 from hashseek.training.data.paths import expand
-from hashseek.training.data.splits import Labels, Splits
+from hashseek.training.data.splits import Labels, Seed, Splits
 
 _REMEDY = (
     "get Groundtruth, ImageList and ConceptsList from lms.comp.nus.edu.sg/research/NUS-WIDE.htm, request the "
@@ -34,7 +34,7 @@ def nuswide(
     n_labels: int = 21,
     n_query: int | None = None,
     n_train: int | None = None,
-    split_seed: int = 0,
+    split_seed: Seed = 0,
     train_in_database: bool = False,
     on_error: OnError = "stop",
 ) -> Splits:

@@ -18,7 +18,7 @@ from hashseek.retrieval.label_files import write_label_file
 from hashseek.training.data.datasets.folder import folder
 from hashseek.training.data.datasets.shapes_drawing import Scene, Thing, draw_scene
 from hashseek.training.data.paths import expand
-from hashseek.training.data.splits import Splits
+from hashseek.training.data.splits import Seed, Splits
 
 SHAPES = ("circle", "square", "triangle", "star", "heart", "ring")
 COLOURS = ("red", "yellow", "green", "blue", "purple", "pink")
@@ -62,7 +62,7 @@ def shapes(
     n_train: int = 3000,
     n_database: int = 3600,
     size: int = 128,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Splits:
     """The built-in set: scenes of simple things, 18 labels, drawn on first use.
 

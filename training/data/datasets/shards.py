@@ -161,7 +161,7 @@ def _parse(texts: dict[str, bytes]) -> list[str]:
 
 def _all_names(tables: Iterable[ImageTable]) -> tuple[str, ...]:
     names = {label for table in tables for label in table.label_names}
-    return tuple(sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name)))
+    return tuple(sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)))
 
 
 def _as_columns(table: ImageTable, names: Sequence[str], shard: Path) -> Labels:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hashseek.retrieval.errors import BadConfig, BadDataset, first_line
 from hashseek.retrieval.vectors import check_vectors
 from hashseek.training.data.paths import expand
-from hashseek.training.data.splits import Split, Splits, check_label_names, refuse_unused
+from hashseek.training.data.splits import Seed, Share, Split, Splits, check_label_names, refuse_unused
 
 HOME = "$HASHSEEK_DATA/vectors"
 
@@ -57,7 +57,7 @@ def cal500(*, root: str = HOME) -> Splits:
     return vectors(path=f"{root}/CAL500.npz")
 
 
-def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
+def vectors(*, path: str, query_fraction: Share = 0.3, split_seed: Seed = 0) -> Splits:
     """Your own npz file: X (n, D), Y (n, C) of 0 and 1, label_names, and optionally split.
 
     Args:

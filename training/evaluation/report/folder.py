@@ -31,7 +31,7 @@ class Evaluation:
     def write(self, folder: Path) -> list[Path]:
         """Write all files of the report, and return their paths, the page first.
 
-        `folder` is created if it is missing; files of an earlier report are replaced.
+        `folder` is created if it is missing; files of the same names are replaced.
 
         Raises:
             OSError: the folder cannot be written.

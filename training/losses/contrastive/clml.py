@@ -66,20 +66,16 @@ class CLML(Loss):
         belongs = batch.labels > 0
         if batch.logits is not None and batch.epoch >= self.start_epoch:
             belongs = belongs | (torch.sigmoid(batch.logits.detach()) >= self.delta)
-        value = nuclear_contrast(batch.outputs, belongs, self.floor, self.eps, self.count_empty)
+        value = cast(Tensor, _NuclearContrast.apply(batch.outputs, belongs, self.floor, self.eps, self.count_empty))
         return {"clml": self.lam * (value / max(len(belongs), 1) if self.scale == "mean" else value)}
 
 
-def nuclear_contrast(features: Tensor, belongs: Tensor, floor: float, eps: float, count_empty: bool) -> Tensor:
+class _NuclearContrast(torch.autograd.Function):
     """Sum over labels of max(floor, nuclear norm of their rows), minus the nuclear norm of all rows (0-dim).
 
-    features (N, D), belongs (N, C) bool. A label without rows counts `floor` if `count_empty`, else 0.
+    features (N, D), belongs (N, C) bool. A label without rows counts `floor` if `count_empty`, else 0. It has its own
+    backward, because autograd through singular values keeps the directions of those that are only noise.
     """
-    return cast(Tensor, _NuclearContrast.apply(features, belongs, floor, eps, count_empty))
-
-
-class _NuclearContrast(torch.autograd.Function):
-    """Own backward, because autograd through singular values keeps the directions of those that are only noise."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, belongs: Tensor, floor: float, eps: float, count_empty: bool) -> Tensor:

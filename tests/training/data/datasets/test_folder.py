@@ -140,6 +140,9 @@ def test_one_folder_per_split_and_class(root, names):
     else:  # the training images become the database, and a note says so
         assert splits.database.paths == splits.train.paths
         assert not splits.problems[0].skipped
+    (root / "loose.jpg").touch()
+    with pytest.raises(BadDataset, match=r"loose\.jpg"):
+        build_splits("folder", root=str(root))
 
 
 def test_a_label_for_each_image_is_warned_about(root):

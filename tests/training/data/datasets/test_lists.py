@@ -44,6 +44,14 @@ def test_three_lists_are_three_splits(root, tmp_path):
     )
 
 
+def test_a_byte_order_mark_is_not_part_of_a_name(root):
+    before = build_splits("lists", root=str(root)).fingerprint
+    for name in ("train", "test", "database"):
+        file = root / f"{name}.txt"
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert build_splits("lists", root=str(root)).fingerprint == before
+
+
 def test_lists_may_have_other_names_and_another_folder(root, tmp_path):
     (root / "lists").mkdir()
     for old, new in (("train", "a"), ("test", "b"), ("database", "c")):
