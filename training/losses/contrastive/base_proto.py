@@ -58,7 +58,7 @@ class LProto(ContrastiveLoss):
 
     source = STUDY
     formula = "Eq. 2"
-    use = "prototypes alone, no pairs: small batches"
+    use = "prototypes only: for small batches"
     needs = ("prototypes (learned)",)
     memory_kind = "none"
 

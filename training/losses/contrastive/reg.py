@@ -120,7 +120,7 @@ class WithoutReg(Reg):
     """REG without its penalty."""
 
     formula = "Eqs. 11 and 15, W/O-REG; code audibert-alexandre-fra/Multi-label-contrastive-comprehensive 0e509a5"
-    use = "as msc with prototypes that are anchors too; the control for reg"
+    use = "msc whose prototypes are anchors too; the baseline for reg"
     penalty = False
 
 
