@@ -238,7 +238,8 @@ class Collection:
     ) -> tuple[list[StoredImage], int]:
         """At most `limit` records with ids above `after`, skipping the first `offset`, and how many pass the filter."""
         if among is None:
-            return self.catalog.page(after=after, offset=offset, limit=limit), len(self)
+            n_images = self._counted("images", lambda: {"all": len(self.catalog)})["all"]  # also those without a code
+            return self.catalog.page(after=after, offset=offset, limit=limit), n_images
         ids = self.catalog.ids_where(among)
         found = self.catalog.get(ids[ids > after][offset : offset + limit].tolist())
         return [image for image in found if image is not None], len(ids)

@@ -59,7 +59,7 @@ def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | N
         BadConfig: see `_check_run`, or the state is damaged.
     """
     _check_run(run, config, resume=resume)
-    return _load_state(run.state) if run.state.is_file() else None
+    return _load_state(run.state) if run.config.is_file() and run.state.is_file() else None
 
 
 def _check_run(run: Run, config: Config, *, resume: bool) -> None:
