@@ -16,6 +16,7 @@ from hashseek.indexing.dry_run import dry_run
 from hashseek.indexing.ingest import batch as module
 from hashseek.indexing.ingest import loading
 from hashseek.indexing.ingest.batch import ImageSource, IngestReport, ingest
+from hashseek.indexing.remote import fetch
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import LoadedFile
 from hashseek.retrieval.label_files import Problem
@@ -92,7 +93,7 @@ def run_dry(collection, sources, **options):
 
 def load(collection, sources):
     """The loaded images of the sources."""
-    return list(loading.Loader(collection, PREPROCESSING, depth=1).load(sources))
+    return list(loading.Loader(collection, PREPROCESSING, depth=1, fetch=fetch).load(sources))
 
 
 def without_notes(report):
