@@ -118,7 +118,7 @@ def finetuned(
     lengths = tuple(dict.fromkeys(bits or TUNED[::-1]))
     if unknown := set(lengths) - set(TUNED):
         raise BadConfig(f"no settings are searched at {min(unknown)} bits: choose among {TUNED[0]} and {TUNED[1]}")
-    methods = _known(method, METHODS) if method else list(CHOSEN)
+    methods = _known(method, [name for name in METHODS if METHODS[name].space]) if method else list(CHOSEN)
     _searched_budget(out, methods, lengths, seeds)
     run_finetuned(out, methods, lengths=lengths, seeds=seeds, jobs=jobs, say=_say)
     _show(out / FOLDER, methods)
