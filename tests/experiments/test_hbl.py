@@ -231,3 +231,9 @@ def test_the_table_counts_rows_of_the_latest_choice_and_pairs_seeds():
     assert "0.1000" not in text  # a row of an earlier choice
     assert "lam = 0" not in text  # was not run
     assert "lr 0.001, hidden 512" in text
+
+
+def test_a_method_that_is_named_twice_runs_once():
+    assert experiments_main._known(["a", "b", "a"], ("a", "b", "c")) == ["a", "b"]
+    with pytest.raises(BadConfig):
+        experiments_main._known(["d"], ("a",))

@@ -1,6 +1,7 @@
 """A run folder: what a training run writes, and what it needs to resume.
 
 config.json         the configuration, as checked
+.lock               held by the process that trains
 environment.json    versions, device, git state and command line of each start
 splits.json         sizes, labels and SHA-256 of the data set
 log.jsonl           one line per epoch
@@ -88,7 +89,7 @@ def started(run: Run, config: Config, *, resume: bool) -> Iterator[None]:
     """Create the folder with its configuration, unless a resumed run is in it, and keep other processes out.
 
     Raises:
-        BadConfig: another process is training in the folder, or did so since `saved_state`, which see.
+        BadConfig: another process is training in the folder, or has started a run there since `saved_state` looked.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     with in_use(run.folder):

@@ -138,6 +138,13 @@ def test_closing_waits_for_the_statements_of_other_threads(catalog, path):  # en
         catalog.label_counts()
 
 
+def test_a_catalog_that_is_gone_is_named(path):
+    with closing(Catalog(path, read_only=True)) as catalog, catalog._db.reading():  # another thread needs its own
+        path.rename(path.with_name("away"))
+        with ThreadPoolExecutor(1) as other, pytest.raises(BadCollection, match=path.name):
+            other.submit(catalog.generation).result()
+
+
 def test_a_read_only_catalog_refuses_changes(path):
     catalog = Catalog(path, read_only=True)
     for change in (lambda: catalog.add(images(1)), lambda: catalog.remove([1])):

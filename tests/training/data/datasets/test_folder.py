@@ -1,5 +1,6 @@
 """Data set `folder`: splits are seeded and disjoint, and every bad line is named."""
 
+import math
 import os
 from pathlib import Path
 
@@ -143,6 +144,12 @@ def test_one_folder_per_split_and_class(root, names):
     (root / "loose.jpg").touch()
     with pytest.raises(BadDataset, match=r"loose\.jpg"):
         build_splits("folder", root=str(root))
+
+
+@pytest.mark.parametrize("option", [{"split_seed": -1}, {"query_fraction": math.nan}, {"train_fraction": 1}])
+def test_a_seed_or_share_outside_its_limits_is_refused(root, option):
+    with pytest.raises(BadConfig):
+        build_splits("folder", root=str(root), **option)
 
 
 def test_a_label_for_each_image_is_warned_about(root):
