@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 # Sizes (bytes) at which FAISS computes distances as fast as memory is read; 6 or 24 bytes take 2 to 6 times as long.
 _SIZES = (4, 8, 16, 32, 64, 128)
-_BLOCK_BYTES, _MIN_BLOCK, _MAX_BLOCK = 2**20, 8192, 65536
+_BLOCK_BYTES, _MIN_BLOCK, _MAX_BLOCK = 2**21, 8192, 2**17
 # Up to this many bytes of codes per query, `nearest` is faster; more do not fit in the caches.
 _CACHED = 16 * 2**20
 _MAX_K = 4096
