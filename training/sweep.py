@@ -13,8 +13,6 @@ sweep, number), from the results of the trials before it, which the storage has.
 """
 
 import copy
-import csv
-import io
 import json
 import math
 import shlex
@@ -32,7 +30,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.pool import NullPool
 
 from hashseek.retrieval.errors import BadCodes, BadConfig, HashseekError
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import as_csv, write_atomically
 from hashseek.training.config import parse_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
@@ -248,17 +246,16 @@ def _write_best(
 
 
 def _write_trials(study: optuna.Study, space: Distributions, folder: Path, score_name: str) -> None:
-    rows = io.StringIO()
-    writer = csv.writer(rows, lineterminator="\n")
-    writer.writerow(["trial", "outcome", score_name.replace(" ", "_"), "epochs", "seconds", *space, "reason"])
+    score_column = score_name.replace(" ", "_")
+    rows: list[list[object]] = [["trial", "outcome", score_column, "epochs", "seconds", *space, "reason"]]
     for trial in study.get_trials(deepcopy=False):
         value = trial.value if trial.state == TrialState.COMPLETE else None
         seconds = f"{sum(record['seconds'] for record in read_records(_run_of(trial, folder).log)):.1f}"
         parameters = [trial.params.get(name) for name in space]
         reason = trial.user_attrs.get("reason", "")
         epochs = len(trial.intermediate_values)
-        writer.writerow([trial.number, _outcome(trial), value, epochs, seconds, *parameters, reason])
-    write_atomically(folder / "trials.csv", rows.getvalue().encode())
+        rows.append([trial.number, _outcome(trial), value, epochs, seconds, *parameters, reason])
+    write_atomically(folder / "trials.csv", as_csv(rows))
 
 
 def _score(trial: FrozenTrial) -> float:
