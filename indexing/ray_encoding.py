@@ -32,7 +32,7 @@ from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.maintenance.exchange import FORMAT, shard
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.devices import EncoderOptions, n_cores
-from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.retrieval.errors import BadConfig, HashseekError, first_line
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.label_files import Problem
@@ -81,10 +81,9 @@ class Cluster:
             raise self._not_connected(error) from None
 
     def _not_connected(self, error: Exception) -> BadConfig:
-        reason = str(error).partition("\n")[0]
         return BadConfig(
-            f"could not connect to a Ray cluster at {self.address!r} ({reason}): check the address, and the token if "
-            "the cluster needs one (RAY_AUTH_MODE=token), or use --ray local to start one"
+            f"could not connect to a Ray cluster at {self.address!r} ({first_line(error)}): check the address, "
+            "and the token if the cluster needs one (RAY_AUTH_MODE=token), or use --ray local to start one"
         )
 
     def connect(self) -> int:

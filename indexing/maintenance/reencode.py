@@ -90,8 +90,7 @@ def reencode(
     header = load_header(checkpoint)
     header.image_preprocessing()
     collection.check_holds_images()
-    engine = options.get("engine", "auto")
-    check_engine(engine, device=options.get("device", "auto"), precision=options.get("precision", "auto"))
+    check_engine(**options)
     catalog = collection.catalog
     if header.fingerprint == catalog.spaces.active().fingerprint:
         collection.save_index()

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.codes import Codes, unpack
+from hashseek.retrieval.hash_layers import normalized
 from hashseek.training.data.splits import Labels
 
 # Name of the projected space -> (places (n, 2), group (n,) or -1, names of the groups).
@@ -44,8 +45,7 @@ def project(
     rows = np.sort(np.random.default_rng((seed, 0x75)).permutation(len(codes))[:n_points])
     group, chosen = group_by_label(labels[rows], names)
     bits = unpack(codes[rows], n_bits).astype(np.float32)
-    lengths = np.maximum(np.linalg.norm(outputs[rows], axis=1, keepdims=True), 1e-12)
-    spaces: dict[str, NDArray[np.float32]] = {"codes": bits, "outputs": (outputs[rows] / lengths).astype(np.float32)}
+    spaces = {"codes": bits, "outputs": normalized(outputs[rows])}
     return {
         name: (_tsne(values, seed=seed), group, chosen)
         for name, values in spaces.items()
