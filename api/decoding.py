@@ -130,7 +130,7 @@ class Decoders:
     def _carry_out(self, task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         started = time.perf_counter()
         with self.cores.hold():
-            # Only the header of a JPEG is read here: those of other formats may take long, too.
+            # Only the header of a JPEG is read here: those of other formats may themselves take long.
             n_bytes = memory_to_decode(data, at_least=task["at_least"]) if data.startswith(b"\xff\xd8") else MEMORY
             if n_bytes <= SMALL:
                 with self._decoding(n_bytes, started):

@@ -57,9 +57,9 @@ _CACHED_FILTERS = 8
 class Limits(TypedDict, total=False):
     """Which images a search may find, and how thoroughly it looks.
 
-    max_distance: in bits; images further away are left out. Exact in every kind of index.
+    max_distance: distance in bits; images further away are left out. Exact in every kind of index.
     among: a filter that results must match. Exact in every kind of index.
-    effort: of an approximate index, see `HammingIndex.search`; not used with `max_distance` or `among`.
+    effort: how thoroughly an approximate index searches, see `HammingIndex.search`; not used with the other two.
     """
 
     max_distance: int | None
@@ -190,8 +190,8 @@ class Collection:
         try:
             [outcome] = self.add([replace(image, path=path)])
         except (CatalogReplaced, CatalogLocked):
-            # The folder is not ours any more and the file may be an image's; or deleting it would wait for the same
-            # lock, so it is left to `optimize`.
+            # Another collection may be in this folder now and use the file; or deleting it would wait for the same
+            # lock. `optimize` deletes it.
             raise
         except BaseException:
             self._drop_files({path})

@@ -91,8 +91,8 @@ class FeatureNetwork:
         n_bits: K.
         backbone: its name.
         weights: "default", "none" or the path of a file.
-        file: with the weights, which may have to be downloaded; None where timm keeps them.
-        own: header of the file if it is a checkpoint, which has the preprocessing.
+        file: the file of the weights, which may have to be downloaded; None if timm keeps them.
+        own: header of the file if it is a checkpoint; it has the preprocessing.
         changes: fields in which the preprocessing differs from that header, or from that of the pretrained weights.
     """
 

@@ -140,7 +140,7 @@ def encode_shards(
         folder: created with the first file if it is missing.
         collection: its checkpoint encodes.
         cluster: what computes.
-        options: of the encoders; without a GPU, the device "auto" is the CPU.
+        options: where and how the workers encode; without a GPU, the device "auto" is the CPU.
         fetch: see `ingest`; shards with URLs that were encoded with other settings of it are encoded again.
         shard_size: images in a file, on average.
         stopped: asked before each shard whether to stop.

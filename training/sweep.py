@@ -40,8 +40,8 @@ from hashseek.training.runs.run_folder import Run, in_use, read_records, write_o
 from hashseek.training.sweep_space import Distributions, check_space, parse_space, with_values
 
 # Trials drawn at random before the sampler models the results, and trials that finish before any is pruned. They must
-# not depend on the number of trials, or an extended sweep would differ from a longer one; and short sweeps should
-# learn, too.
+# not depend on the number of trials, or an extended sweep would differ from a longer one; and they must be small enough
+# for short sweeps to learn.
 RANDOM_TRIALS = 4
 UNPRUNED_TRIALS = 4
 # Share of the epochs that every trial gets: early in a schedule, the order of trials is not informative.
@@ -169,7 +169,7 @@ def run_trials(
     raise, but counts as the worst.
 
     Args:
-        study: from `open_study`.
+        study: what `open_study` returned.
         n_trials: number of trials, finished ones included.
         objective: returns the score of a trial, and calls `report(step, score)` after each step, which ends the trial
             if it should be pruned.

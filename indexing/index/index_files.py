@@ -28,10 +28,10 @@ class SavedIndex:
     Args:
         folder: its name.
         space: the id of the code space whose codes it has.
-        generation: of the catalog, when it was read for the index.
-        last_id: of the images in the catalog then.
-        kind: of `hamming_index.KINDS`.
-        sha256: of its files, by name.
+        generation: the generation of the catalog when it was read for the index.
+        last_id: the highest id in the catalog then.
+        kind: one of `hamming_index.KINDS`.
+        sha256: the hashes of its files, by name.
     """
 
     folder: str

@@ -1,7 +1,7 @@
-"""Calls to a Milvus server: bounded retries of temporary errors, and errors as ours. Loads pymilvus on connecting.
+"""Calls to a Milvus server: retries temporary errors for a limited time, and turns others into Hashseek's errors.
 
-Every call can be repeated, since rows are written by id ("upsert"): so every error that is not certainly permanent is
-retried until the time is up, for example while a server restarts.
+pymilvus is imported on connecting. Every call can be repeated, since rows are written by id ("upsert"): so every error
+that is not certainly permanent is retried until the time is up, for example while a server restarts.
 """
 
 import logging

@@ -248,7 +248,7 @@ class MilvusStore:
         return self.uri.consistency.capitalize()
 
     def _rows(self, field: str, values: Sequence[Any], fields: list[str], consistency: str | None = None) -> list[Row]:
-        """The rows that have one of the values in a field, by ascending id; a value may be that of several rows."""
+        """The rows that have one of the values in a field, by ascending id; several rows may have the same value."""
         rows: dict[int, Row] = {}
         for at in range(0, len(values), BATCH):
             among = f"{field} in {literal(values[at : at + BATCH])}"
@@ -310,12 +310,12 @@ class MilvusStore:
         return (of_rows.stored_image(rows[0]), of_rows.stored_code(rows[0])) if rows else None
 
     def records_by_path(self, paths: Sequence[str]) -> dict[str, FileRecord]:
-        """The record of each of these paths that has one; the last of several."""
+        """The record of each of these paths that has one; if there are several, the last."""
         fields = ["id", "key", "path", "bytes", "mtime_ns"]
         return {row["path"]: of_rows.file_record(row) for row in self._rows("path", list(dict.fromkeys(paths)), fields)}
 
     def ids_where(self, among: Filter) -> Ids:
-        """Ids (ascending) of the images that a filter lets through."""
+        """Ids (ascending) of the images that pass a filter."""
         return np.fromiter(self._ids(expression(among)), np.int64)
 
     def browse(

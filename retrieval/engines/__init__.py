@@ -26,8 +26,8 @@ class Engine(Protocol):
     """Computes the features of a backbone.
 
     `name` consists of engine, device and precision. A collection stores it with every code, so it must stay the same
-    from version to version. `batch_size` is a good number of images per call if many are to be encoded, and
-    `online_batch_size` the most if somebody waits for each of them.
+    from version to version. `batch_size` is a good number of images per call for throughput, and `online_batch_size`
+    the largest while somebody waits for each result.
     """
 
     name: str

@@ -44,7 +44,7 @@ def load_model(ov: Any, network: LazyBackbone, preprocessing: Preprocessing) -> 
     Args:
         ov: the package openvino.
         network: the backbone. One from outside, whose code may change, is never cached.
-        preprocessing: of its input.
+        preprocessing: how images become its input.
 
     Raises:
         BadConfig: OpenVINO cannot convert the network.

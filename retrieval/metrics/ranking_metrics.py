@@ -27,7 +27,7 @@ def average_precision(found: Histograms, *, n: int | None, normalizer: Normalize
     """AP@n of each query: the sum of precision@i over the relevant ranks i <= n, divided by R.
 
     Args:
-        found: from `histograms`.
+        found: the result of `histograms`.
         n: how many ranks count; None means all.
         normalizer: what R is. "retrieved": the relevant items among the first n (reported by HashNet, DeepHash and
             HyP2); "possible": min(n, all relevant items); "relevant": all relevant items.

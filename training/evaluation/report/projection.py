@@ -35,10 +35,10 @@ def project(
         codes: packed (n, code_size).
         outputs: (n, K).
         labels: 0/1 (n, C).
-        names: of the C labels.
+        names: the names of the C labels.
         n_bits: K.
         n_points: largest number of images.
-        seed: of the choice of images, and of t-SNE.
+        seed: seed of the choice of images and of t-SNE.
 
     Source: van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 2008; scikit-learn's implementation.
     """
