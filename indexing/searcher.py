@@ -193,7 +193,7 @@ class Searcher:
 
     @property
     def image_encoder(self) -> Encoder:
-        """The encoder, of images.
+        """The encoder of images.
 
         Raises:
             BadCheckpoint: it encodes vectors.
@@ -203,7 +203,7 @@ class Searcher:
 
     @property
     def vector_encoder(self) -> VectorEncoder:
-        """The encoder, of vectors.
+        """The encoder of vectors.
 
         Raises:
             BadCheckpoint: it encodes images.

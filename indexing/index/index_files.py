@@ -18,7 +18,7 @@ from hashseek.retrieval.files import sha256_of
 
 
 class NoIndex(BadCollection):
-    """No index of these codes was written yet, as in a small new collection or after a switch; nothing is wrong."""
+    """No index of these codes has been written yet, which is normal: in a small new collection, or after a switch."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class IndexFiles:
         while True:
             saved = self.saved()
             if saved is None:
-                raise NoIndex("none was written yet")
+                raise NoIndex("none has been written yet")
             if saved.space != self.catalog.space.id:
                 raise NoIndex("it belongs to the code space that was used before the last switch")
             try:

@@ -296,7 +296,7 @@ class MilvusStore:
         return self.one(known[key])
 
     def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
-        """Ids of the stored ones among these keys."""
+        """The ids of these keys; keys that are not stored are left out."""
         wanted = {key for key in keys if key and key == key.encode(errors="replace").decode()}
         rows = self._rows("id", [i for key in wanted for i in of_rows.ids_of_key(key)], ["id", "key"])
         return {row["key"]: row["id"] for row in rows if row["key"] in wanted}
