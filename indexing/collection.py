@@ -439,7 +439,7 @@ def open_or_create(folder: Path, *, checkpoint: Path | None, keep_features: bool
 def delete_if_unused(collection: Collection) -> None:
     """Delete a collection into which no process has ever stored anything."""
     folder = collection.folder
-    with suppress(HashseekError, OSError), locked(folder):  # no other process creates a collection here meanwhile
+    with suppress(HashseekError, OSError), locked(folder):  # keeps other processes from creating a collection here
         with collection.catalog.exclusive():  # writers that wait for this find that the file is gone
             if collection.catalog.generation() > 0:
                 return

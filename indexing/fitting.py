@@ -42,7 +42,7 @@ REFIT_FACTOR = 4  # a collection that has grown by this factor may gain from a r
 SEED = 0
 
 Place = Path | str  # of an image, see `ImageSource.uri`
-Progress = Callable[[int, int], object]  # called with the number of pictures done, and of all
+Progress = Callable[[int, int], object]  # called with the number of pictures done and the number of all
 
 
 def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found]) -> tuple[FeatureNetwork, int]:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from hashseek.retrieval.encoder import Encoder
 
 _OBJECT_STORE = 2**28  # bytes; a shard with its codes has less than a thousandth
-_TRIES = 5  # of a shard whose worker dies
-_START_SECONDS = 300.0  # for which workers may start while none works
+_TRIES = 5  # for a shard whose worker dies
+_START_SECONDS = 300.0  # workers may take this long to start while none is working
 
 _OWN = re.compile(r"(?:\d{7,}-)?([0-9a-f]{32})\.parquet")  # the file name of a shard
 

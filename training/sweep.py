@@ -130,7 +130,7 @@ def sweep(
         for trial, outcome in run_trials(study, settings.trials, objective, seed=settings.seed, n_steps=n_steps):
             progress.console.print(f"trial {trial.number}  {_shown(trial.params)}  {outcome}", markup=False)
             _drop_weights(study, folder)
-        _drop_weights(study, folder)  # a process killed after its last trial did not
+        _drop_weights(study, folder)  # in case a process was killed just after its last trial
         score_name = f"validation mAP@{config.train.val_n}"
         _write_trials(study, distributions, folder, score_name)
         scored = _scored(study, folder)

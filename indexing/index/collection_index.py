@@ -96,7 +96,7 @@ class CollectionIndex:
             merged = merge(view, kind)
             self._install(merged)
             with locked(self._folder):
-                if self._files.saved() == on_disk:  # otherwise another process has written one meanwhile
+                if self._files.saved() == on_disk:  # otherwise another process has just written one
                     self._write(merged)
                     return
 

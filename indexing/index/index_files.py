@@ -53,7 +53,7 @@ class IndexFiles:
         """The index that the catalog names; None if it names none, or the description is damaged."""
         with suppress(ValueError, TypeError, AttributeError):
             saved = SavedIndex(**json.loads(self.catalog.saved_index() or "{}"))
-            # A generation of the future would hide the changes until then.
+            # A generation that is still to come would hide all changes up to it.
             if saved.sha256.keys() and saved.last_id >= 0 and saved.generation <= self.catalog.generation():
                 return saved
         return None
@@ -83,7 +83,7 @@ class IndexFiles:
             OSError: no space or no permission; the present index is kept.
             BadCollection: the catalog cannot be changed; the present index is kept.
         """
-        self._delete_all_but(self.saved())  # first: the others, of killed processes, may take the room that is needed
+        self._delete_all_but(self.saved())  # first, because folders of killed processes take up space
         index, folder = view.built.index, self.place / secrets.token_hex(8)
         try:
             sha256 = {file.name: sha256_of(file) for file in save_index(index, folder)}

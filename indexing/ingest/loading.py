@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hashseek.indexing.dry_run import Target
 
 _DOWNLOADS = 16  # at a time; they wait for the network, not for a processor core
-_LOOKED_UP = 256  # files that are looked up in the catalog together
+_LOOKED_UP = 256  # files looked up in the catalog together
 _NO_CODE = StoredCode(np.zeros(0, np.uint8), "", None)  # of an image that is still to be encoded
 
 Fetch = Callable[[str], bytes]

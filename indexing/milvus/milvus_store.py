@@ -68,7 +68,7 @@ class MilvusStore:
         self._counts: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._lock = threading.Lock()
         header = None if checkpoint is None else load_header(checkpoint)  # refused before anything is created
-        self._connection = Connection(uri, is_patient=create)  # for whoever adds, lookups wait as long as writes
+        self._connection = Connection(uri, is_patient=create)  # if images are added, lookups wait as long as writes
         try:
             if create and header is not None and not self._connection.read("has_collection"):
                 self._create(header.fingerprint, header.n_bits)

@@ -125,7 +125,7 @@ def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any
             try:
                 model = ov.convert_model(exported)
             finally:
-                logging.root.setLevel(level)  # `convert_model` raises it, and leaves it so if it fails
+                logging.root.setLevel(level)  # `convert_model` changes it, and does not restore it if it fails
         model.reshape([1, 3, size, size])
         steps = ov.preprocess.PrePostProcessor(model)
         pixels = steps.input()
