@@ -417,7 +417,7 @@ class Client(_Connection[httpx.Client]):
             yield from results
 
     def images(self, **filters: Unpack[Filters]) -> Iterator[ImageRecord]:
-        """All stored images that pass the filters, by ascending id; asked for as they are needed."""
+        """All stored images that pass the filters, by ascending id; requested as they are needed."""
         after: int | None = 0
         while after is not None:
             page = self.page(after=after, **filters)
@@ -481,7 +481,7 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
                 yield result
 
     async def images(self, **filters: Unpack[Filters]) -> AsyncIterator[ImageRecord]:
-        """All stored images that pass the filters, by ascending id; asked for as they are needed."""
+        """All stored images that pass the filters, by ascending id; requested as they are needed."""
         after: int | None = 0
         while after is not None:
             page = await self.page(after=after, **filters)

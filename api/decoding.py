@@ -24,12 +24,12 @@ from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.errors import BadImage, HashseekError
 from hashseek.retrieval.images import LoadedFile, Preprocessing, decode, load_file, memory_to_decode
 
-MEMORY = 2**30  # bytes that all images together may use while they are decoded
+MEMORY = 2**30  # bytes that all images together may use during decoding
 # Bytes that a JPEG may use to be decoded in the service itself, which takes about a second at most. A process would
 # make uploads an eighth slower (2 ms).
 SMALL = 2**26
-WAIT_SECONDS = 30.0  # that an image waits for memory and a processor core before it is refused
-DECODE_SECONDS = 30.0  # after which a process is ended that reads the header of an image, or decodes it
+WAIT_SECONDS = 30.0  # an image is refused if it has waited this long for memory and a processor core
+DECODE_SECONDS = 30.0  # a process that reads the header of an image or decodes it is ended after this time
 
 
 class Overloaded(HashseekError):
@@ -130,7 +130,7 @@ class Decoders:
     def _carry_out(self, task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         started = time.perf_counter()
         with self.cores.hold():
-            # Only the header of a JPEG is read here: those of other formats may take long, too.
+            # Only the header of a JPEG is read here: those of other formats may themselves take long.
             n_bytes = memory_to_decode(data, at_least=task["at_least"]) if data.startswith(b"\xff\xd8") else MEMORY
             if n_bytes <= SMALL:
                 with self._decoding(n_bytes, started):

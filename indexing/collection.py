@@ -57,9 +57,9 @@ _CACHED_FILTERS = 8
 class Limits(TypedDict, total=False):
     """Which images a search may find, and how thoroughly it looks.
 
-    max_distance: in bits; images further away are left out. Exact in every kind of index.
+    max_distance: distance in bits; images further away are left out. Exact in every kind of index.
     among: a filter that results must match. Exact in every kind of index.
-    effort: of an approximate index, see `HammingIndex.search`; not used with `max_distance` or `among`.
+    effort: how thoroughly an approximate index searches, see `HammingIndex.search`; not used with the other two.
     """
 
     max_distance: int | None
@@ -190,8 +190,8 @@ class Collection:
         try:
             [outcome] = self.add([replace(image, path=path)])
         except (CatalogReplaced, CatalogLocked):
-            # The folder is not ours any more and the file may be an image's; or deleting it would wait for the same
-            # lock, so it is left to `optimize`.
+            # Another collection may be in this folder now and use the file; or deleting it would wait for the same
+            # lock. `optimize` deletes it.
             raise
         except BaseException:
             self._drop_files({path})
@@ -439,7 +439,7 @@ def open_or_create(folder: Path, *, checkpoint: Path | None, keep_features: bool
 def delete_if_unused(collection: Collection) -> None:
     """Delete a collection into which no process has ever stored anything."""
     folder = collection.folder
-    with suppress(HashseekError, OSError), locked(folder):  # no other process creates a collection here meanwhile
+    with suppress(HashseekError, OSError), locked(folder):  # keeps other processes from creating a collection here
         with collection.catalog.exclusive():  # writers that wait for this find that the file is gone
             if collection.catalog.generation() > 0:
                 return

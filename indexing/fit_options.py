@@ -15,7 +15,7 @@ from hashseek.retrieval.errors import BadCheckpoint, BadConfig
 from hashseek.retrieval.files import sha256_of
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.names import check_image_backbone
-from hashseek.retrieval.models.torchvision_weights import FILES, SUFFIXES, cached, fetch_weights
+from hashseek.retrieval.models.torchvision_weights import FILES, cached, check_weights_file, fetch_weights
 
 # Of torchvision's networks that encode above 100 images/s on one core (docs/benchmarks.md), the pretrained weights of
 # this one and of regnet_y_400mf classify ImageNet best (75.3 and 75.8 %); this one needs half of the multiplications.
@@ -91,8 +91,8 @@ class FeatureNetwork:
         n_bits: K.
         backbone: its name.
         weights: "default", "none" or the path of a file.
-        file: with the weights, which may have to be downloaded; None where timm keeps them.
-        own: header of the file if it is a checkpoint, which has the preprocessing.
+        file: the file of the weights, which may have to be downloaded; None if timm keeps them.
+        own: header of the file if it is a checkpoint; it has the preprocessing.
         changes: fields in which the preprocessing differs from that header, or from that of the pretrained weights.
     """
 
@@ -178,12 +178,7 @@ def network_for_refit(collection: Collection, options: FitOptions) -> FeatureNet
 
 def _checked_weights(path: Path) -> Header | None:
     """The header of a weights file that is a checkpoint of Hashseek; None for plain weights."""
-    if not path.is_file():
-        raise BadCheckpoint(
-            f"there is no weights file {path}: correct the path, or leave it out to use the pretrained weights"
-        )
-    if path.suffix not in SUFFIXES:
-        raise BadCheckpoint(f"a weights file must end in {', '.join(SUFFIXES)}, got {path.name}")
+    check_weights_file(path)
     try:
         return load_header(path)
     except BadCheckpoint:  # plain weights, or a damaged file, which loading will report

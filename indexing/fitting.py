@@ -42,7 +42,7 @@ REFIT_FACTOR = 4  # a collection that has grown by this factor may gain from a r
 SEED = 0
 
 Place = Path | str  # of an image, see `ImageSource.uri`
-Progress = Callable[[int, int], object]  # called with the number of pictures done, and of all
+Progress = Callable[[int, int], object]  # called with the number of pictures done and the number of all
 
 
 def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found]) -> tuple[FeatureNetwork, int]:
@@ -61,7 +61,7 @@ def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found])
             problems.append(str(found))
             continue
         n += 1
-        if len(contents) < 2:  # most often two files are read
+        if len(contents) < 2:  # reads only as many files as it takes to find two that differ
             contents[_content(found)] = found
     if n == 0:
         raise BadDataset(f"there are no images to fit a hash layer to{_first(problems)}: add some that can be used")
@@ -98,8 +98,8 @@ class Fitting:
     """A hash model whose hash layer is fitted to features of its backbone, and the encoder that runs it.
 
     Args:
-        network: from `find_network`.
-        options: of the encoder.
+        network: what `find_network` returned.
+        options: where and how to encode.
 
     Attributes:
         encoder: computes codes once the layer is fitted; its header is complete once the checkpoint is written.
@@ -262,7 +262,7 @@ def fit_to_sources(
         on_error: "stop" refuses an image that cannot be used.
         fetch: returns the content behind a URL.
         progress: called after each batch.
-        options: of the encoder.
+        options: where and how to encode.
 
     Raises:
         BadImage: an image cannot be used and `on_error` is "stop".

@@ -31,8 +31,8 @@ def with_kept_path(folder: Path, image: NewImage, stored: tuple[str, str] | None
     name, the file would be deleted as one that was replaced.
 
     Args:
-        folder: of the collection.
-        image: to be stored.
+        folder: the folder of the collection.
+        image: the image to store.
         stored: path and content hash of the record that has its key now, if there is one.
     """
     if stored is not None and is_kept(stored[0]) and stored[1] == image.sha256 and is_there(str(folder / stored[0])):

@@ -18,7 +18,7 @@ class MilvusUri:
     Args:
         host: name or IP address of the server.
         port: the port that it listens on.
-        name: of the collection in Milvus.
+        name: name of the collection in Milvus.
         index: "flat" compares every code, "ivf" is approximate; None: that of the collection, "flat" for a new one.
         consistency: "strong" reads see everything that was written before; "bounded" ones are faster, and may lack
             what was written in the last seconds.

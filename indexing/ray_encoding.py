@@ -32,7 +32,7 @@ from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.maintenance.exchange import FORMAT, shard
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.devices import EncoderOptions, n_cores
-from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.retrieval.errors import BadConfig, HashseekError, first_line
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.label_files import Problem
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from hashseek.retrieval.encoder import Encoder
 
 _OBJECT_STORE = 2**28  # bytes; a shard with its codes has less than a thousandth
-_TRIES = 5  # of a shard whose worker dies
-_START_SECONDS = 300.0  # for which workers may start while none works
+_TRIES = 5  # for a shard whose worker dies
+_START_SECONDS = 300.0  # workers may take this long to start while none is working
 
 _OWN = re.compile(r"(?:\d{7,}-)?([0-9a-f]{32})\.parquet")  # the file name of a shard
 
@@ -81,10 +81,9 @@ class Cluster:
             raise self._not_connected(error) from None
 
     def _not_connected(self, error: Exception) -> BadConfig:
-        reason = str(error).partition("\n")[0]
         return BadConfig(
-            f"could not connect to a Ray cluster at {self.address!r} ({reason}): check the address, and the token if "
-            "the cluster needs one (RAY_AUTH_MODE=token), or use --ray local to start one"
+            f"could not connect to a Ray cluster at {self.address!r} ({first_line(error)}): check the address, "
+            "and the token if the cluster needs one (RAY_AUTH_MODE=token), or use --ray local to start one"
         )
 
     def connect(self) -> int:
@@ -141,7 +140,7 @@ def encode_shards(
         folder: created with the first file if it is missing.
         collection: its checkpoint encodes.
         cluster: what computes.
-        options: of the encoders; without a GPU, the device "auto" is the CPU.
+        options: where and how the workers encode; without a GPU, the device "auto" is the CPU.
         fetch: see `ingest`; shards with URLs that were encoded with other settings of it are encoded again.
         shard_size: images in a file, on average.
         stopped: asked before each shard whether to stop.

@@ -38,7 +38,7 @@ _SCHEME = re.compile(r"https?://", re.IGNORECASE)
 
 
 class _Retriable(Exception):
-    """An error that may not occur on another try; `wait` is how long the server asks to wait (seconds)."""
+    """An error that a retry may avoid; `wait` is how long the server asks to wait (seconds)."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)

@@ -148,7 +148,7 @@ class Searcher:
     """Searches a collection with images or vectors. Safe to use from several threads.
 
     Args:
-        encoder: with the checkpoint that computed the codes, see `open_encoder`.
+        encoder: an encoder with the checkpoint that computed the codes, see `open_encoder`.
         collection: the collection to search.
         load: decodes image files; the service decodes them in other processes.
         observe: called with the name of each stage (encode, search, records) and its seconds, and with "batch" and the
@@ -193,7 +193,7 @@ class Searcher:
 
     @property
     def image_encoder(self) -> Encoder:
-        """The encoder, of images.
+        """The encoder of images.
 
         Raises:
             BadCheckpoint: it encodes vectors.
@@ -203,7 +203,7 @@ class Searcher:
 
     @property
     def vector_encoder(self) -> VectorEncoder:
-        """The encoder, of vectors.
+        """The encoder of vectors.
 
         Raises:
             BadCheckpoint: it encodes images.
@@ -245,10 +245,10 @@ class Searcher:
     def search_files(
         self, files: Sequence[bytes], options: SearchOptions, *, combine: Combine = "mean", name: str = "the image"
     ) -> Answer:
-        """The hits of an image file with this content, or of several together. Stored content has its stored code.
+        """The hits of an image file with this content, or of several files. Stored content keeps its stored code.
 
-        With "mean", several are one query: the mean of their outputs and of their features. With "union", a stored
-        image has its least distance to one of the files, and its highest score.
+        With "mean", several files are one query: the mean of their outputs and of their features. With "union", a
+        stored image has its smallest distance to any of the files, and its highest score.
 
         Raises:
             BadConfig: see `search`; or a histogram of a union.
@@ -411,7 +411,7 @@ class Searcher:
         return self._cosines(query.feature, ids)
 
     def _cosines(self, feature: StoredFeatures, ids: Ids) -> NDArray[np.float64]:
-        """Cosines (N,) of a feature (D,) with those of stored images; the lowest for one that was removed meanwhile."""
+        """Cosines (N,) of a feature (D,) with those of stored images; -1 for one that has been removed."""
         scores = np.full(len(ids), -1.0)
         order = np.argsort(ids)
         for start in range(0, len(ids), _FEATURES_AT_ONCE):
@@ -461,7 +461,7 @@ def _blocks(distances: Distances, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _union(found: Sequence[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...]:
-    """Results (distances, ids, ...) of several queries as those of one: each id once with its least distance."""
+    """Results (distances, ids, ...) of several queries as one: each id once, with its smallest distance."""
     if len(found) == 1:
         return found[0]
     distances, ids, *others = (np.concatenate(parts) for parts in zip(*found, strict=True))

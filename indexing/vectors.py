@@ -150,7 +150,7 @@ def check(
     Args:
         vectors: (N, D).
         entries: one for each vector.
-        header: of the checkpoint that will encode them; None: one that is fitted to them.
+        header: the header of the checkpoint that will encode them; None if one is to be fitted to them.
         name: the array's name in messages.
 
     Raises:
@@ -163,7 +163,7 @@ def check(
     if len(entries) != len(vectors):
         raise BadDataset(
             f"there are {len(vectors):,} vectors but {len(entries):,} ids: list one id for each row (the first line of "
-            "a .txt file is an id, too)"
+            "a .txt file is also an id)"
         )
     rows: dict[str | None, int] = {}
     for row, entry in enumerate(entries):

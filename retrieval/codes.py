@@ -1,4 +1,4 @@
-"""Binary codes: the only owner of sign(0), bit order and code width.
+"""Binary codes: the one place that defines sign(0), bit order and code width.
 
 Bit j of a code is 1 iff output j > 0 (so 0 becomes 0); it is stored in byte j // 8 at bit j % 8, and the unused high
 bits of the last byte are 0. `n_bits` counts bits (1 to 1024), `code_size` counts bytes.

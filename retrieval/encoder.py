@@ -27,7 +27,7 @@ class WithHeader:
     """The base of both encoders. By itself, it takes the place of an encoder where nothing is encoded.
 
     Args:
-        header: of the checkpoint.
+        header: the header of the checkpoint.
     """
 
     engine = ""
@@ -50,7 +50,7 @@ class VectorEncoder(WithHeader):
     """Encodes vectors with the model of one checkpoint. Safe to call from several threads.
 
     Args:
-        checkpoint: from `load_checkpoint`.
+        checkpoint: what `load_checkpoint` returned.
 
     Attributes:
         engine: what computes the codes, as `Encoder.engine`.
@@ -82,7 +82,7 @@ class Encoder(WithHeader):
     """Encodes images with the model of one checkpoint. Safe to call from several threads.
 
     Args:
-        checkpoint: from `load_checkpoint`.
+        checkpoint: what `load_checkpoint` returned.
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "auto" (the faster one on this device), "fp32" or "bf16". The head always runs in float64.
         engine: the library that runs the backbone, "auto", "torch" or "openvino", see `hashseek.retrieval.engines`.

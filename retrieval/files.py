@@ -1,11 +1,12 @@
-"""Atomic writes, which leave the old or the complete new file after a crash; hashes; locks of folders; the cache."""
+"""Atomic writes, which leave the old or the complete new file after a crash; CSV; hashes; folder locks; the cache."""
 
+import csv
 import fcntl
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,18 @@ def _make_folder(folder: Path, within: Path | None) -> None:
     _make_folder(folder.parent, within)
     folder.mkdir(exist_ok=True)
     fsync_folder(folder.parent)
+
+
+class _Lines(list[str]):
+    def write(self, line: str) -> None:
+        self.append(line.removesuffix("\r\n") + "\n")
+
+
+def as_csv(rows: Iterable[Iterable[object]]) -> bytes:
+    """Rows as CSV; numbers keep all their digits, and file names that are not UTF-8 keep their bytes."""
+    lines = _Lines()
+    csv.writer(lines).writerows(rows)  # with lineterminator="\n", Python 3.11 would not quote a carriage return
+    return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def sha256_of(file: Path) -> str:

@@ -62,9 +62,9 @@ def fit_hash_layer(
 
     Args:
         features: N >= 1 rows; all methods but `random` need more than `n_bits` rows that differ.
-        n_bits: K; at most D but for `random`, and at most C for `itq_cca`.
+        n_bits: K; at most C for `itq_cca`, and at most D for all methods but `random`.
         method: a name in `METHODS`, or "itq_cca".
-        seed: of the random rotation, from which the other rotations start as well.
+        seed: seed of the random rotation, from which the other methods start as well.
         labels: 0/1 (N, C), which only `itq_cca` uses.
 
     Raises:

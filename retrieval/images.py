@@ -41,10 +41,10 @@ MAX_BYTES = 256 * 2**20
 # scans of 100 megapixels took 6 s on one core, 20 scans 1 s.
 MAX_SCANS = 100
 MAX_SCANNED = 20 * MAX_PIXELS  # pixels times scans
-# Pixels of a run-length encoded BMP. Pillow decodes them in Python: 41 KB that give 100 megapixels took 11 s.
+# Pixels of a run-length encoded BMP. Pillow decodes them in Python: 100 megapixels from 41 KB took 11 s.
 MAX_RUN_LENGTH = 10_000_000
 _RUN_LENGTH = (1, 2)  # in the header of a BMP
-MAX_PROFILES = 10  # colour profiles of a PNG; Pillow unpacks each: with 1 MiB of them, opening took 2 s, twice
+MAX_PROFILES = 10  # colour profiles of a PNG; Pillow decompresses each: opening 1 MiB of them took 2 s
 # Of a JPEG. Pillow takes some microseconds of Python for each marker or stray byte in the header: 31 MiB of them took
 # 40 s. For each Exif segment it copies those before it: 4 MiB of small ones took 8 s.
 MAX_MARKERS = 50_000
@@ -288,7 +288,7 @@ def as_decoded(image: Image.Image) -> Image.Image:
     """An open image as `decode` returns it: upright 8-bit RGB.
 
     Raises:
-        BadImage: it is something else than a Pillow image, is damaged or closed, or holds floating-point values.
+        BadImage: it is not a Pillow image, is damaged or closed, or holds floating-point values.
     """
     if not isinstance(image, Image.Image):
         raise BadImage(f"{type(image).__name__} is not an image: use a path, the bytes of a file or a Pillow image")

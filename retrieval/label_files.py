@@ -6,7 +6,6 @@ optionally `split` (see `SPLITS`). Training reads whole files with `read_label_f
 """
 
 import csv
-import io
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hashseek.retrieval.errors import BadDataset, suggest
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import as_csv, write_atomically
 
 OnError = Literal["skip", "stop"]
 Row = tuple[int, dict[str, Any]]  # number of its first line, values by column
@@ -80,11 +79,8 @@ class LabelFile:
 
 def write_label_file(path: Path, rows: Iterable[tuple[str, Sequence[str], str]]) -> None:
     """Write a `labels.csv` with the file, the labels and the split of each image."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("file", "labels", "split"))
-    writer.writerows((file, _cell(labels), split) for file, labels, split in rows)
-    write_atomically(path, text.getvalue().encode("utf-8", "surrogateescape"))
+    cells = ((file, _cell(labels), split) for file, labels, split in rows)
+    write_atomically(path, as_csv([("file", "labels", "split"), *cells]))
 
 
 def _cell(labels: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ def asymmetric_scores(codes: Codes, outputs: NDArray[np.floating]) -> Scores:
     It orders codes as the query would without rounding to bits (asymmetric distance; Gordo et al., TPAMI 2014).
 
     Args:
-        codes: of the images.
+        codes: the codes of the images.
         outputs: real outputs (K,) of the query.
 
     Raises:

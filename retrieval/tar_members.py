@@ -32,7 +32,7 @@ def member_path(shard: Path, place: str) -> Path:
 
 
 def without_place(path: str) -> str:
-    """`path`, of a member without its place in the tar, which changes when the tar is rewritten: `SHARD::NAME`."""
+    """The path; that of a member as `SHARD::NAME`, without its place in the tar, which a rewritten tar changes."""
     found = _MEMBER.fullmatch(path) if _MARK in path else None
     return path if found is None else f"{found[1]}{_MARK}{found[4]}"
 

@@ -26,6 +26,7 @@ from hashseek.retrieval.models.names import is_vector_backbone
 if TYPE_CHECKING:  # it loads torch, and a mistake in a configuration is reported at once
     from hashseek.retrieval.images import Preprocessing
 
+Cache = Literal["auto", "memory", "memmap", "none"]
 _MOMENTUM = 0.9
 # Settings without effect on vectors, and further ones without effect if features are computed only once.
 _OF_PIXELS = ("train.flip", "train.min_crop", "train.rand_augment", "train.rand_augment_magnitude", "train.jitter")
@@ -279,7 +280,7 @@ class TrainSection(_Section):
     noise: float = Field(default=0, ge=0, description="Gaussian noise added to vectors, in standard deviations")
     keep_labels: float = Field(default=1, gt=0, le=1, description="share of the positive labels used for training")
     single_label: bool = Field(default=False, description="train with only one label per image")
-    cache: Literal["auto", "memory", "memmap", "none"] = Field(
+    cache: Cache = Field(
         default="auto",
         description="where decoded images are cached: `memory`, `memmap` (on disk, also for later runs), `none`, or "
         "`auto` (the first with enough room)",

@@ -13,8 +13,6 @@ sweep, number), from the results of the trials before it, which the storage has.
 """
 
 import copy
-import csv
-import io
 import json
 import math
 import shlex
@@ -32,7 +30,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.pool import NullPool
 
 from hashseek.retrieval.errors import BadCodes, BadConfig, HashseekError
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import as_csv, write_atomically
 from hashseek.training.config import parse_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
@@ -42,8 +40,8 @@ from hashseek.training.runs.run_folder import Run, in_use, read_records, write_o
 from hashseek.training.sweep_space import Distributions, check_space, parse_space, with_values
 
 # Trials drawn at random before the sampler models the results, and trials that finish before any is pruned. They must
-# not depend on the number of trials, or an extended sweep would differ from a longer one; and short sweeps should
-# learn, too.
+# not depend on the number of trials, or an extended sweep would differ from a longer one; and they must be small enough
+# for short sweeps to learn.
 RANDOM_TRIALS = 4
 UNPRUNED_TRIALS = 4
 # Share of the epochs that every trial gets: early in a schedule, the order of trials is not informative.
@@ -132,7 +130,7 @@ def sweep(
         for trial, outcome in run_trials(study, settings.trials, objective, seed=settings.seed, n_steps=n_steps):
             progress.console.print(f"trial {trial.number}  {_shown(trial.params)}  {outcome}", markup=False)
             _drop_weights(study, folder)
-        _drop_weights(study, folder)  # a process killed after its last trial did not
+        _drop_weights(study, folder)  # in case a process was killed just after its last trial
         score_name = f"validation mAP@{config.train.val_n}"
         _write_trials(study, distributions, folder, score_name)
         scored = _scored(study, folder)
@@ -171,7 +169,7 @@ def run_trials(
     raise, but counts as the worst.
 
     Args:
-        study: from `open_study`.
+        study: what `open_study` returned.
         n_trials: number of trials, finished ones included.
         objective: returns the score of a trial, and calls `report(step, score)` after each step, which ends the trial
             if it should be pruned.
@@ -248,17 +246,16 @@ def _write_best(
 
 
 def _write_trials(study: optuna.Study, space: Distributions, folder: Path, score_name: str) -> None:
-    rows = io.StringIO()
-    writer = csv.writer(rows, lineterminator="\n")
-    writer.writerow(["trial", "outcome", score_name.replace(" ", "_"), "epochs", "seconds", *space, "reason"])
+    score_column = score_name.replace(" ", "_")
+    rows: list[list[object]] = [["trial", "outcome", score_column, "epochs", "seconds", *space, "reason"]]
     for trial in study.get_trials(deepcopy=False):
         value = trial.value if trial.state == TrialState.COMPLETE else None
         seconds = f"{sum(record['seconds'] for record in read_records(_run_of(trial, folder).log)):.1f}"
         parameters = [trial.params.get(name) for name in space]
         reason = trial.user_attrs.get("reason", "")
         epochs = len(trial.intermediate_values)
-        writer.writerow([trial.number, _outcome(trial), value, epochs, seconds, *parameters, reason])
-    write_atomically(folder / "trials.csv", rows.getvalue().encode())
+        rows.append([trial.number, _outcome(trial), value, epochs, seconds, *parameters, reason])
+    write_atomically(folder / "trials.csv", as_csv(rows))
 
 
 def _score(trial: FrozenTrial) -> float:

@@ -61,7 +61,7 @@ def run(settings: Settings) -> None:
     if "" not in folders and settings.checkpoint:
         raise BadConfig(f"--checkpoint is for a single collection, but {settings.collection} has several: leave it out")
     with ExitStack() as opened:
-        # A damaged one of several is reported when it is loaded: the others are served.
+        # If there are several, a damaged one is reported when it is loaded, and the others are served.
         alone = _codes_of(settings, opened) if "" in folders else None
         listener = _listen(settings.host, settings.port)
         import uvicorn

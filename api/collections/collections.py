@@ -20,8 +20,8 @@ from hashseek.retrieval.files import fsync_folder
 
 log = logging.getLogger("hashseek")
 
-MAX_FILE_READS = 8  # stored files of up to 256 MiB that are read at a time; further requests wait without a thread
-IN_FLIGHT_SECONDS = 30.0  # that requests have to finish before the files of a collection are deleted
+MAX_FILE_READS = 8  # stored files (up to 256 MiB each) read at a time; further requests wait without a thread
+IN_FLIGHT_SECONDS = 30.0  # requests may take this long to finish before the files of a collection are deleted
 
 
 class Collections:

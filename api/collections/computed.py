@@ -11,10 +11,10 @@ from hashseek.indexing.catalog import Catalog
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 2.0  # that a request waits for a result, holding a thread of the service
-_KEPT = 3  # results of a collection; those that are being computed are kept as well
+WAIT_SECONDS = 2.0  # a request waits this long for a result, holding a thread of the service
+_KEPT = 3  # finished results per collection; those that are being computed are kept as well
 _ONE_AT_A_TIME = threading.Lock()
-_WAITING = threading.BoundedSemaphore(8)  # requests that may wait at a time, so that threads are left to others
+_WAITING = threading.BoundedSemaphore(8)  # limits how many requests wait, so that threads are left for others
 
 
 class Computed:

@@ -35,7 +35,7 @@ STOP_SECONDS = 5.0  # to wait for a running merge, or for the first load, when t
 
 
 def why_read_only(settings: Settings) -> str | None:
-    """Why the collection, or the folder of several, may not be changed; None if it may."""
+    """Why the collection, or the folder of collections, may not be changed; None if it may."""
     folder = settings.collection
     if settings.read_only:
         return "the service was started read-only: start it without --read-only to change a collection"
@@ -208,7 +208,7 @@ class Service:
         return True
 
     def _keep_merged(self) -> None:
-        """Merge the segments of the index when enough has changed. Requests are answered meanwhile."""
+        """Merge the segments of the index when enough has changed, while requests are answered."""
         wait = MERGE_SECONDS
         while not self._stopped.wait(wait):
             try:
@@ -219,7 +219,7 @@ class Service:
                 log.warning("the segments of the index could not be merged: %s", error, exc_info=_is_unexpected(error))
 
     def _merge(self) -> None:
-        searcher = self._searcher  # a local reference keeps its collection open meanwhile
+        searcher = self._searcher  # a local reference keeps its collection open
         if searcher is None:
             return
         collection = searcher.collection

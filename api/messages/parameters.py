@@ -25,8 +25,8 @@ from hashseek.retrieval.errors import BadConfig, BadImage
 DEFAULT_K = 10
 MAX_QUERIES = 64  # of one request
 MAX_URL = 2000  # characters
-MAX_BATCH = 64  # images that are stored by one request
-MAX_FILES = 16  # that together form one query
+MAX_BATCH = 64  # images stored by one request
+MAX_FILES = 16  # files that together form one query
 MAX_RADIUS = 8  # of near-duplicates
 MAX_IN_GROUP = 100  # images of a group of near-duplicates in an answer, or to keep
 Id = Annotated[int, Field(ge=1, le=2**63 - 1)]

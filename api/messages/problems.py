@@ -56,7 +56,7 @@ class StillComputing(HashseekError):
 
 
 class UnexpectedNumber(HashseekError):
-    """Other images than expected would have been deleted."""
+    """The number of images to delete is not the expected one."""
 
 
 class FileGone(HashseekError):
@@ -114,7 +114,7 @@ def _details(status: int, detail: str, kind: str) -> ProblemDetails:
 
 
 def describe(request: Request, error: HashseekError | OSError) -> ProblemDetails:
-    """What the client sees of an error. What no client can fix is also logged.
+    """What the client sees of an error. Errors that no client can fix are also logged.
 
     An OSError means that the service cannot read or write its files, most often because a disk is full.
     """

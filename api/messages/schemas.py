@@ -312,7 +312,7 @@ class ReportList(BaseModel):
 
 
 class Session(BaseModel):
-    """The name and role of the key in use. A service without keys allows everyone everything: null and admin."""
+    """The name and role of the key in use. Without keys, everyone may do everything: null and admin."""
 
     key: str | None
     role: Literal["read", "write", "admin"]

@@ -231,7 +231,7 @@ def open_collection(
     try:
         return ImageCollection(Searcher.open(collection, checkpoint=path, **options))
     except BaseException:
-        if is_new and isinstance(collection, Collection):  # or it would stay bound to the checkpoint
+        if is_new and isinstance(collection, Collection):  # otherwise it would stay bound to the checkpoint
             delete_if_unused(collection)
         collection.close()
         raise

@@ -121,7 +121,7 @@ def delete_images(
     return Removed(removed=len(ids))
 
 
-# Before the routes with an id, which would take "by-key" for an id.
+# Defined before the routes with an id, which would read "by-key" as an id.
 @router.get("/by-key/{key:text}", dependencies=[NoQueryDep])
 def get_image_by_key(key: str, searcher: SearcherDep) -> ImageRecord:
     """The record of the image with this key, which may contain slashes."""

@@ -70,7 +70,7 @@ def paths_of(attributes: Mapping[str, Any], outer: tuple[str, ...] = ()) -> list
     """The JSON paths of all strings, numbers and booleans that a condition can name.
 
     Args:
-        attributes: of an image, or an object within them.
+        attributes: the attributes of an image, or an object within them.
         outer: names that lead to this object.
     """
     paths = []

@@ -238,7 +238,7 @@ class Catalog:
     def by_content(self, sha256: str) -> tuple[StoredImage, StoredCode] | None:
         """Record and code of an image with this content, which need not be encoded again; None if there is no code.
 
-        Of several records, that with the lowest id.
+        If several records have this content, it is the one with the lowest id.
         """
         query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE sha256 = ? AND {self._has_code} ORDER BY id LIMIT 1"
         with self._db.snapshot() as db:  # the image may get other content, and with it another code
@@ -249,7 +249,7 @@ class Catalog:
             return stored, codes_of(db, self.space.id, [stored.id])[stored.id]
 
     def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
-        """Ids of those of these keys that are stored."""
+        """The ids of these keys; keys that are not stored are left out."""
         query = "SELECT key, id FROM images WHERE key IN (SELECT value FROM json_each(?))"
         with self._db.reading() as db:
             return dict(db.execute(query, (_as_json(keys),)).fetchall())
@@ -372,7 +372,7 @@ class Catalog:
                 write_meta(db, "kept_groups", json.dumps([*kept, sorted(group)]))
 
     def _forget_decisions(self, db: sqlite3.Connection, replaced: set[int]) -> None:
-        """Take images that are other pictures now out of the kept groups: nobody has decided about them."""
+        """Remove replaced images from the kept groups, since nobody has decided about the new pictures."""
         kept = self.kept_groups() if replaced else []
         if not replaced.isdisjoint(chain.from_iterable(kept)):
             left = [[image_id for image_id in group if image_id not in replaced] for group in kept]

@@ -27,7 +27,7 @@ class Condition:
     Args:
         path: name of the attribute; `camera.model` also matches `model` inside the object `camera`.
         operator: =, >=, <=, >, < or ^=.
-        value: as it was written.
+        value: the value as it was written.
         is_text: compare as strings even if `value` is a number.
     """
 

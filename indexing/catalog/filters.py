@@ -31,7 +31,7 @@ FILTER_HELP = {
     "no_labels": "Only images without this label; if repeated, without any of them.",
     "where": (
         "Only images whose attributes meet this condition: camera=X, year>=2015 (also <=, >, <), title^=abc (starts "
-        'with), camera.model=X (inside an object), zip="01234" (compare as text); if repeated, all of them.'
+        'with), camera.model=X (inside an object), zip="01234" (compare as text); if repeated, all conditions.'
     ),
     "ids": "Only images with this id; if repeated, with any of these ids.",
     "keys": "Only images with this key; if repeated, with any of these keys.",

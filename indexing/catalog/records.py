@@ -262,7 +262,10 @@ def _is_json(value: Any) -> bool:
 
 
 def _check_part(value: Any, depth: int) -> None:
-    """Check text, names and depth before writing JSON: SQLite reads 1,000 levels, Python turns numbers into names."""
+    """Check depth, names and text, which `json.dumps` does not refuse.
+
+    SQLite reads at most 1,000 levels, and Python would turn names that are numbers into strings.
+    """
     if depth < 0:
         raise BadConfig(f"attributes may be nested at most {MAX_DEPTH} levels deep: flatten them")
     if isinstance(value, Mapping):

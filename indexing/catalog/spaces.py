@@ -149,12 +149,12 @@ class CodeSpaces:
             db.execute("DELETE FROM spaces WHERE id = ?", (space_id,))
 
     def codes_of(self, ids: Sequence[int], *, space_id: int | None = None) -> dict[int, StoredCode]:
-        """The codes by id of those images that have one in a space; None: in this space."""
+        """The codes of the images by id, in this space or the given one; images without a code there are left out."""
         with self._db.reading() as db:
             return codes_of(db, self.own.id if space_id is None else space_id, ids)
 
     def features_of(self, ids: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
-        """(ids (n,), features (n, D)) of those of the images that have features in this space, in no order.
+        """The ids (n,) and the features (n, D) of those images that have features in this space, in any order.
 
         Raises:
             CatalogDamaged: features have different lengths.
@@ -203,7 +203,7 @@ def active_space(db: sqlite3.Connection) -> Space | None:
 
 
 def codes_of(db: sqlite3.Connection, space_id: int, ids: Sequence[int]) -> dict[int, StoredCode]:
-    """The codes by id of those images that have one in a space."""
+    """The codes of the images by id in a space; images without a code there are left out."""
     query = (
         "SELECT c.image_id, c.code, coalesce(e.name, ''), f.feature FROM codes AS c "
         "LEFT JOIN engines AS e ON e.id = c.engine "

@@ -25,12 +25,12 @@ class Storing:
     """One transaction that stores images whose codes belong to one space.
 
     Args:
-        db: within the transaction.
-        space_id: of the codes.
+        db: the connection, within the transaction.
+        space_id: the space of the codes.
         generation: the one that the transaction creates.
         time: the time of the records.
         keep_features: also store features.
-        folder: of the collection.
+        folder: the folder of the collection.
 
     Attributes:
         replaced_ids: the images whose content was replaced so far.

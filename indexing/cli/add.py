@@ -113,7 +113,7 @@ def add(
         KeyFrom | None,
         typer.Option(help="Use this as the key of images without one, so that changed files update their records."),
     ] = None,
-    on_error: Annotated[Literal["skip", "stop"], typer.Option(help="What to do if an image cannot be used.")] = "skip",
+    on_error: Annotated[OnError, typer.Option(help="What to do if an image cannot be used.")] = "skip",
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if an image was skipped.")] = False,
     errors: Annotated[Path | None, typer.Option(help="Write every problem to this file, as JSON lines.")] = None,
     trust_mtime: Annotated[

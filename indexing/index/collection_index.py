@@ -1,8 +1,8 @@
 """The index of an open collection: what its searches see, kept up to date with the catalog and written to disk.
 
-Searches use a `View` of one state. The next search after a change makes a new view; those that start meanwhile wait
-for it, and those that are running keep theirs. Images added since the built segment was created are in a small fresh
-segment, until `merge_segments` or `save` merges the two.
+Searches use a `View` of one state. The next search after a change makes a new view; those that start in the meantime
+wait for it, and those that are running keep theirs. Images added since the built segment was created are in a small
+fresh segment, until `merge_segments` or `save` merges the two.
 """
 
 import errno
@@ -34,7 +34,7 @@ class CollectionIndex:
 
     Args:
         files: the folder of its files.
-        catalog: of the collection.
+        catalog: the catalog of the collection.
 
     Raises:
         BadCollection: a code in the catalog is damaged.
@@ -71,7 +71,7 @@ class CollectionIndex:
         return merge(self.current(), "exact").built.index
 
     def merge_segments(self) -> None:
-        """Merge the fresh segment into the built one if it has grown; others search and change meanwhile."""
+        """Merge the fresh segment into the built one if it has grown; others can search and change it."""
         kind = self.kind
         if self._view.kind != kind:  # another process may have built another kind
             self._load_newer(kind)
@@ -96,7 +96,7 @@ class CollectionIndex:
             merged = merge(view, kind)
             self._install(merged)
             with locked(self._folder):
-                if self._files.saved() == on_disk:  # otherwise another process has written one meanwhile
+                if self._files.saved() == on_disk:  # otherwise another process has just written one
                     self._write(merged)
                     return
 
@@ -104,7 +104,7 @@ class CollectionIndex:
         """Build an index from the catalog alone and write it.
 
         Args:
-            kind: of `hamming_index.KINDS`, which the collection then keeps; None: `self.kind`.
+            kind: one of `hamming_index.KINDS`, which the collection then keeps; None: `self.kind`.
 
         Raises:
             BadConfig: there is no such kind, or this machine does not support it.

@@ -18,7 +18,7 @@ from hashseek.retrieval.files import sha256_of
 
 
 class NoIndex(BadCollection):
-    """No index of these codes was written yet, as in a small new collection or after a switch; nothing is wrong."""
+    """No index of these codes has been written yet, which is normal: in a small new collection, or after a switch."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class SavedIndex:
     Args:
         folder: its name.
         space: the id of the code space whose codes it has.
-        generation: of the catalog, when it was read for the index.
-        last_id: of the images in the catalog then.
-        kind: of `hamming_index.KINDS`.
-        sha256: of its files, by name.
+        generation: the generation of the catalog when it was read for the index.
+        last_id: the highest id in the catalog then.
+        kind: one of `hamming_index.KINDS`.
+        sha256: the hashes of its files, by name.
     """
 
     folder: str
@@ -53,7 +53,7 @@ class IndexFiles:
         """The index that the catalog names; None if it names none, or the description is damaged."""
         with suppress(ValueError, TypeError, AttributeError):
             saved = SavedIndex(**json.loads(self.catalog.saved_index() or "{}"))
-            # A generation of the future would hide the changes until then.
+            # A generation that is still to come would hide all changes up to it.
             if saved.sha256.keys() and saved.last_id >= 0 and saved.generation <= self.catalog.generation():
                 return saved
         return None
@@ -67,7 +67,7 @@ class IndexFiles:
         while True:
             saved = self.saved()
             if saved is None:
-                raise NoIndex("none was written yet")
+                raise NoIndex("none has been written yet")
             if saved.space != self.catalog.space.id:
                 raise NoIndex("it belongs to the code space that was used before the last switch")
             try:
@@ -83,7 +83,7 @@ class IndexFiles:
             OSError: no space or no permission; the present index is kept.
             BadCollection: the catalog cannot be changed; the present index is kept.
         """
-        self._delete_all_but(self.saved())  # first: the others, of killed processes, may take the room that is needed
+        self._delete_all_but(self.saved())  # first, because folders of killed processes take up space
         index, folder = view.built.index, self.place / secrets.token_hex(8)
         try:
             sha256 = {file.name: sha256_of(file) for file in save_index(index, folder)}

@@ -90,7 +90,7 @@ class View:
 
     @property
     def kind(self) -> str:
-        """Of the built index."""
+        """The kind of the built index."""
         return self.built.index.kind
 
     @property

@@ -78,8 +78,8 @@ def ingest(
 
     Args:
         collection: where to store them.
-        encoder: with the collection's checkpoint.
-        sources: from `find_sources`, read lazily; or already loaded and encoded with `encoder`.
+        encoder: an encoder with the collection's checkpoint.
+        sources: what `find_sources` yields, read lazily; or images already loaded and encoded with `encoder`.
         on_error: "skip" leaves out images that cannot be used, "stop" raises an error.
         trust_mtime: do not read files whose size and modification time are those of their record.
         fetch: returns the content behind a URL, see `hashseek.indexing.remote.fetch`.

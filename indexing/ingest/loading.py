@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hashseek.indexing.dry_run import Target
 
 _DOWNLOADS = 16  # at a time; they wait for the network, not for a processor core
-_LOOKED_UP = 256  # files that are looked up in the catalog together
+_LOOKED_UP = 256  # files looked up in the catalog together
 _NO_CODE = StoredCode(np.zeros(0, np.uint8), "", None)  # of an image that is still to be encoded
 
 Fetch = Callable[[str], bytes]
@@ -45,7 +45,7 @@ class LoadedImage:
         source: where the image came from.
         image: what to store. None for a file that was not read, because its size and modification time match its
             record.
-        pixels: to encode; None if the content is already stored and `image` has its code.
+        pixels: the pixels to encode; None if the content is already stored and `image` has its code.
     """
 
     source: ImageSource
@@ -62,7 +62,7 @@ class Loader:
 
     Args:
         store: content that it already holds is neither decoded nor encoded again; None: every image is decoded.
-        preprocessing: that of the encoder.
+        preprocessing: the preprocessing of the encoder.
         depth: number of images decoded ahead.
         fetch: returns the content behind a URL, or raises `BadImage`.
     """

@@ -129,7 +129,7 @@ def _sources(path: str, split: str | None) -> Iterator[Found]:
     if is_remote(path):
         yield ImageSource(path)
     elif not Path(path).exists():
-        is_all = PurePosixPath(path).parts[-2:] == ("**", "*")  # what is in a matched folder matches, too
+        is_all = PurePosixPath(path).parts[-2:] == ("**", "*")  # includes what is in a matched folder
         for match in _matching(path):
             if (match.is_dir() and not is_all) or match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar"):
                 yield from _sources_of(match, split)

@@ -30,10 +30,10 @@ class Watch:
     """Watches folders for one collection.
 
     Args:
-        catalog: of the collection.
-        folders: to watch, with their subfolders.
+        catalog: the catalog of the collection.
+        folders: the folders to watch, with their subfolders.
         ignore: a folder to leave out: the collection's own files.
-        labels: of images that are new; stored images keep their labels.
+        labels: labels of new images; stored images keep their labels.
     """
 
     def __init__(self, catalog: Catalog, folders: Sequence[Path], *, ignore: Path, labels: Sequence[str] = ()) -> None:

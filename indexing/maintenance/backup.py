@@ -47,9 +47,9 @@ class Contents:
     """What a snapshot holds.
 
     Args:
-        created_at: UTC.
-        generation: of the catalog.
-        n_images: in the catalog.
+        created_at: when it was made, in UTC.
+        generation: the generation of the catalog.
+        n_images: number of images in the catalog.
         lost: files and checkpoints that were already missing or damaged, and are not in the snapshot.
     """
 
@@ -135,7 +135,7 @@ def _pack(collection: Collection, tar: tarfile.TarFile, copy: Path) -> Contents:
     # First without keeping writers waiting. A missing file may belong to an image that was removed just now.
     _pack_files(tar, collection.folder, collection.catalog.path, done)
     sums = {}
-    with collection.catalog.exclusive():  # nothing is added, removed or dropped meanwhile
+    with collection.catalog.exclusive():  # nothing is added, removed or dropped now
         collection.catalog.copy_to(copy)
         lost = _pack_files(tar, collection.folder, copy, done)
         with closing(Catalog(copy, read_only=True)) as frozen:

@@ -140,8 +140,8 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> Generator[
 
     Args:
         place: an export, or a folder of them (`*.parquet`, by name), such as the one from `index add --ray`.
-        folder: of the collection.
-        checkpoint: that made the codes; needed for a new collection.
+        folder: the folder of the collection.
+        checkpoint: the checkpoint that computed the codes; needed for a new collection.
 
     Yields:
         The running report after each committed group of images.

@@ -64,7 +64,7 @@ def flipped_groups(
 
     Args:
         collection: may be open read-only.
-        encoder: of its checkpoint.
+        encoder: an encoder with its checkpoint.
         radius: bits by which the codes of two linked images may differ.
         allow_private: also fetch images from URLs in private networks.
         progress: called after each image with the number of images done, and of all.

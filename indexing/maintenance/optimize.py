@@ -83,7 +83,7 @@ def _old_files(folder: Path) -> Iterator[Path]:
 
 
 def _unneeded(collection: Collection, paths: Iterable[Path]) -> list[Path]:
-    """Those that neither an image nor a code space names."""
+    """The paths that neither an image nor a code space names."""
     needed = {space.checkpoint for space in collection.catalog.spaces.all()}
     by_name = {str(path.relative_to(collection.folder)): path for path in paths}
     needed |= collection.catalog.records_by_path(list(by_name)).keys()

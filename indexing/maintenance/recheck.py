@@ -23,8 +23,8 @@ def recheck(
 
     Args:
         collection: may be open read-only.
-        encoder: of its checkpoint, with any engine.
-        n: at least 1.
+        encoder: an encoder with its checkpoint and any engine.
+        n: number of images, at least 1.
         allow_private: also fetch images from URLs in private networks.
 
     Returns:

@@ -74,14 +74,14 @@ def reencode(
     Yields nothing if the checkpoint is already in use: an interrupted switch is then completed.
 
     Args:
-        collection: to be re-encoded.
+        collection: the collection to re-encode.
         checkpoint: the new one.
         without_missing: switch even if images cannot be encoded, because their files are missing or changed; searches
             no longer find those. Without it, the re-encoding ends without the switch.
         allow_private: also fetch images from URLs in private networks.
-        encoder: of the new checkpoint; None: create one with `options`.
+        encoder: an encoder with the new checkpoint; None: create one with `options`.
         known: codes of the checkpoint by content hash; these images are not encoded again.
-        options: of the encoder.
+        options: where and how to encode.
 
     Raises:
         BadCheckpoint: the checkpoint cannot be used.
@@ -90,8 +90,7 @@ def reencode(
     header = load_header(checkpoint)
     header.image_preprocessing()
     collection.check_holds_images()
-    engine = options.get("engine", "auto")
-    check_engine(engine, device=options.get("device", "auto"), precision=options.get("precision", "auto"))
+    check_engine(**options)
     catalog = collection.catalog
     if header.fingerprint == catalog.spaces.active().fingerprint:
         collection.save_index()
@@ -120,7 +119,7 @@ def reencode(
 
 @contextmanager
 def _locked_space(collection: Collection, checkpoint: Path, header: Header) -> Iterator[Space]:
-    """The space to be filled, created by this process or an earlier one; no other process fills it meanwhile."""
+    """The space to be filled, created by this process or an earlier one; no other process fills it at the same time."""
     name = f"checkpoint-{header.fingerprint[:16]}.safetensors"
     with ExitStack() as stack:
         with locked(collection.folder):

@@ -37,10 +37,10 @@ def repair(
     """Repair the collection in `folder` as far as possible.
 
     Args:
-        folder: of the collection.
+        folder: the folder of the collection.
         checkpoint: another copy of the checkpoint of one of its code spaces, if its own copy is lost.
         allow_private: also fetch images from URLs in private networks.
-        options: of the encoder, for images whose codes are missing.
+        options: where and how to encode images whose codes are missing.
 
     Raises:
         CatalogDamaged: SQLite cannot read the catalog.

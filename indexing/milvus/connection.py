@@ -1,7 +1,7 @@
-"""Calls to a Milvus server: bounded retries of temporary errors, and errors as ours. Loads pymilvus on connecting.
+"""Calls to a Milvus server: retries temporary errors for a limited time, and turns others into Hashseek's errors.
 
-Every call can be repeated, since rows are written by id ("upsert"): so every error that is not certainly permanent is
-retried until the time is up, for example while a server restarts.
+pymilvus is imported on connecting. Every call can be repeated, since rows are written by id ("upsert"): so every error
+that is not certainly permanent is retried until the time is up, for example while a server restarts.
 """
 
 import logging
@@ -14,9 +14,9 @@ from hashseek.retrieval.errors import BadCollection, BadConfig
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 20.0  # for a call with all its retries
-PROBE_SECONDS = 3.0  # a probe of the service must be answered within 5
+PROBE_SECONDS = 3.0  # the service must answer a probe within 5 s
 WRITE_SECONDS = 90.0  # a server takes about half a minute to restart
-_PAUSE_SECONDS = 0.5  # between two tries
+_PAUSE_SECONDS = 0.5  # before each retry
 _NOT_FOUND = (100, 800)  # collection, database
 # Invalid parameters, authentication, and errors without a code of their own, such as invalid expressions and codes of
 # another length; while a server starts, it returns other ones.

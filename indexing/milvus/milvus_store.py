@@ -68,7 +68,7 @@ class MilvusStore:
         self._counts: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._lock = threading.Lock()
         header = None if checkpoint is None else load_header(checkpoint)  # refused before anything is created
-        self._connection = Connection(uri, is_patient=create)  # for whoever adds, lookups wait as long as writes
+        self._connection = Connection(uri, is_patient=create)  # if images are added, lookups wait as long as writes
         try:
             if create and header is not None and not self._connection.read("has_collection"):
                 self._create(header.fingerprint, header.n_bits)
@@ -248,7 +248,7 @@ class MilvusStore:
         return self.uri.consistency.capitalize()
 
     def _rows(self, field: str, values: Sequence[Any], fields: list[str], consistency: str | None = None) -> list[Row]:
-        """The rows that have one of the values in a field, by ascending id; a value may be that of several rows."""
+        """The rows that have one of the values in a field, by ascending id; several rows may have the same value."""
         rows: dict[int, Row] = {}
         for at in range(0, len(values), BATCH):
             among = f"{field} in {literal(values[at : at + BATCH])}"
@@ -296,7 +296,7 @@ class MilvusStore:
         return self.one(known[key])
 
     def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
-        """Ids of the stored ones among these keys."""
+        """The ids of these keys; keys that are not stored are left out."""
         wanted = {key for key in keys if key and key == key.encode(errors="replace").decode()}
         rows = self._rows("id", [i for key in wanted for i in of_rows.ids_of_key(key)], ["id", "key"])
         return {row["key"]: row["id"] for row in rows if row["key"] in wanted}
@@ -310,12 +310,12 @@ class MilvusStore:
         return (of_rows.stored_image(rows[0]), of_rows.stored_code(rows[0])) if rows else None
 
     def records_by_path(self, paths: Sequence[str]) -> dict[str, FileRecord]:
-        """The record of each of these paths that has one; the last of several."""
+        """The record of each of these paths that has one; if there are several, the last."""
         fields = ["id", "key", "path", "bytes", "mtime_ns"]
         return {row["path"]: of_rows.file_record(row) for row in self._rows("path", list(dict.fromkeys(paths)), fields)}
 
     def ids_where(self, among: Filter) -> Ids:
-        """Ids (ascending) of the images that a filter lets through."""
+        """Ids (ascending) of the images that pass a filter."""
         return np.fromiter(self._ids(expression(among)), np.int64)
 
     def browse(

@@ -23,11 +23,11 @@ class Nearest:
     """Searches for one code.
 
     Args:
-        connection: to the server.
-        code: packed.
+        connection: the connection to the server.
+        code: the packed code.
         among: an expression that hits must match.
-        consistency: of the reads, as Milvus names it.
-        params: for the index.
+        consistency: the consistency of reads, as Milvus names it.
+        params: search parameters of the index.
     """
 
     connection: Connection
@@ -37,7 +37,7 @@ class Nearest:
     params: dict[str, Any]
 
     def search(self, k: int, *, radius: int, ties: bool = False) -> list[Found]:
-        """The k nearest within a radius (bits) in order; with `ties`, all others at the distance of the last, too.
+        """The k nearest within a radius (bits) in order; with `ties`, also all others at the distance of the last.
 
         Beyond the most that Milvus returns at once, and for ties, the images are fetched one distance after
         another.

@@ -26,8 +26,8 @@ class Engine(Protocol):
     """Computes the features of a backbone.
 
     `name` consists of engine, device and precision. A collection stores it with every code, so it must stay the same
-    from version to version. `batch_size` is a good number of images per call if many are to be encoded, and
-    `online_batch_size` the most if somebody waits for each of them.
+    from version to version. `batch_size` is a good number of images per call for throughput, and `online_batch_size`
+    the largest while somebody waits for each result.
     """
 
     name: str
@@ -75,13 +75,13 @@ def build_engine(
     return TorchEngine(network.build(), preprocessing, device=device, precision=precision)
 
 
-def check_engine(name: str, *, device: str = "auto", precision: str = "auto") -> None:
+def check_engine(engine: str = "auto", *, device: str = "auto", precision: str = "auto") -> None:
     """Check that this machine has the engine, the device and the precision, before a model is loaded.
 
     Raises:
         BadConfig: it does not.
     """
-    name = _chosen(name)
+    name = _chosen(engine)
     if name not in ENGINES:
         raise BadConfig(f"there is no engine {name!r}: use one of {', '.join(ENGINES)}")
     is_cpu(device)

@@ -44,7 +44,7 @@ def load_model(ov: Any, network: LazyBackbone, preprocessing: Preprocessing) -> 
     Args:
         ov: the package openvino.
         network: the backbone. One from outside, whose code may change, is never cached.
-        preprocessing: of its input.
+        preprocessing: how images become its input.
 
     Raises:
         BadConfig: OpenVINO cannot convert the network.
@@ -125,7 +125,7 @@ def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any
             try:
                 model = ov.convert_model(exported)
             finally:
-                logging.root.setLevel(level)  # `convert_model` raises it, and leaves it so if it fails
+                logging.root.setLevel(level)  # `convert_model` changes it, and does not restore it if it fails
         model.reshape([1, 3, size, size])
         steps = ov.preprocess.PrePostProcessor(model)
         pixels = steps.input()

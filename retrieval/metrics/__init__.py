@@ -16,8 +16,6 @@ from hashseek.retrieval.metrics.counting import Histograms, histograms, without_
 from hashseek.retrieval.metrics.intervals import bootstrap, compare, holm, randomization_test
 from hashseek.retrieval.metrics.labels import per_label, remarks
 from hashseek.retrieval.metrics.ranking_metrics import (
-    GAINS,
-    NORMALIZERS,
     Normalizer,
     average_cumulative_gain,
     average_precision,
@@ -40,8 +38,6 @@ from hashseek.retrieval.metrics.rankings import (
 from hashseek.retrieval.metrics.ties import MetricValues
 
 __all__ = [
-    "GAINS",
-    "NORMALIZERS",
     "BitStatistics",
     "Calibration",
     "Histograms",

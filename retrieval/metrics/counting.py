@@ -179,7 +179,7 @@ def _count(
     """Counts (q, gains, K + 1): one block of items after the other, each against all queries."""
     import torch
 
-    # Exact in bfloat16, too, which some systems use for products of float32 (DNNL_DEFAULT_FPMATH_MODE=BF16).
+    # Also exact in bfloat16, which some systems use for products of float32 (DNNL_DEFAULT_FPMATH_MODE=BF16).
     stride = 8 * (n_bits // 8 + 1)
     on_cpu, n_keys = device.type == "cpu", n_gains * stride
     # Counting a block also costs its number of bins, so blocks must not be shorter. Float32 is exact below 2**24.

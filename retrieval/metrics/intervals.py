@@ -44,7 +44,7 @@ def bootstrap(values: Floats, *, seed: int = 0) -> Interval:
 
     Args:
         values: one for each query, (Q,); NaN are left out.
-        seed: of the resampling.
+        seed: seed of the resampling.
 
     Raises:
         BadCodes: no values.

@@ -6,7 +6,7 @@ An N beyond the database size means the whole database. A query without relevant
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +17,14 @@ from hashseek.retrieval.metrics.counting import Counts, Floats, Histograms, Labe
 from hashseek.retrieval.metrics.ties import MetricValues, discounted_sum, weighted_precision
 
 Normalizer = Literal["retrieved", "possible", "relevant"]
-NORMALIZERS: tuple[Normalizer, ...] = ("retrieved", "possible", "relevant")
-
 Gain = Literal["exponential", "linear"]
-GAINS: tuple[Gain, ...] = ("exponential", "linear")
 
 
 def average_precision(found: Histograms, *, n: int | None, normalizer: Normalizer = "retrieved") -> MetricValues:
     """AP@n of each query: the sum of precision@i over the relevant ranks i <= n, divided by R.
 
     Args:
-        found: from `histograms`.
+        found: the result of `histograms`.
         n: how many ranks count; None means all.
         normalizer: what R is. "retrieved": the relevant items among the first n (reported by HashNet, DeepHash and
             HyP2); "possible": min(n, all relevant items); "relevant": all relevant items.
@@ -53,7 +50,7 @@ def _weighted_average_precision(
     found: Histograms, levels: NDArray[np.integer], *, n: int | None, normalizer: Normalizer
 ) -> MetricValues:
     n = effective_n(n, found.n_database)
-    check_choice("normalizer", normalizer, NORMALIZERS)
+    check_choice("normalizer", normalizer, Normalizer)
 
     def divisor(hits: Counts, n_relevant: NDArray[np.integer]) -> Counts:
         if normalizer == "retrieved":
@@ -80,7 +77,7 @@ def ndcg(found: Histograms, *, n: int | None, gain: Gain = "exponential") -> Met
             "linear": g (Järvelin and Kekäläinen, TOIS 2002; used by scikit-learn's `ndcg_score`).
     """
     n = effective_n(n, found.n_database)
-    check_choice("gain", gain, GAINS)
+    check_choice("gain", gain, Gain)
     levels = _graded(found)
     values = np.exp2(_values(levels)) - 1 if gain == "exponential" else _values(levels)
     discounts = 1 / np.log2(np.arange(2, n + 2))
@@ -233,8 +230,9 @@ def effective_n(n: int | None, n_database: int) -> int:
     return n_database if n is None else min(n, n_database)
 
 
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise `BadConfig` unless `value` is one of `allowed`."""
+def check_choice(name: str, value: str, choices: Any) -> None:
+    """Raise `BadConfig` unless `value` is one of the `choices`, a `Literal`."""
+    allowed = get_args(choices)
     if value not in allowed:
         raise BadConfig(f"unknown {name} {value!r}: choose one of {', '.join(allowed)}")
 

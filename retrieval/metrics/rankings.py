@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadCodes
 from hashseek.retrieval.metrics.counting import Counts, Floats, Labels, check_same_labels
-from hashseek.retrieval.metrics.ranking_metrics import NORMALIZERS, Normalizer, check_choice
+from hashseek.retrieval.metrics.ranking_metrics import Normalizer, check_choice
 
 Ids = NDArray[np.int64]
 
@@ -39,7 +39,7 @@ def average_precision_of_ranking(
     relevance: NDArray[np.bool_], *, n_relevant: Counts, normalizer: Normalizer = "retrieved"
 ) -> Floats:
     """AP of each query from `relevance` (Q, n), with `n_relevant` (Q,) relevant items in the whole database."""
-    check_choice("normalizer", normalizer, NORMALIZERS)
+    check_choice("normalizer", normalizer, Normalizer)
     n = relevance.shape[1]
     retrieved = relevance.sum(axis=1)
     divisor = {"retrieved": retrieved, "possible": np.minimum(n, n_relevant), "relevant": n_relevant}[normalizer]

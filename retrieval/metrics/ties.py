@@ -54,7 +54,7 @@ def discounted_sum(total: Counts, levels: NDArray[np.integer], values: Floats, d
 
     Args:
         total, levels, values: the rankings.
-        discounts: of ranks 1..n, descending; later ranks count 0.
+        discounts: the discounts of ranks 1..n, descending; later ranks count 0.
     """
     table = np.concatenate(([0.0], np.cumsum(discounts)))
     cut = len(discounts)

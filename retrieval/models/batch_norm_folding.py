@@ -39,7 +39,7 @@ def conv_norm_pairs(network: nn.Module) -> list[Pair]:
     """
     try:
         with _TRACING, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the tracer looks at all of torch, also at deprecated names
+            warnings.simplefilter("ignore")  # the tracer looks at all names in torch, including deprecated ones
             graph = _Tracer().trace(network)
     except Exception:  # control flow that depends on the input may raise anything
         return []

@@ -2,7 +2,7 @@
 
 Each output is a float64 sum of its own, so it depends neither on the rest of the batch nor on the number of threads,
 and hardly ever on the processor. A matrix product adds in an order that depends on all of these; the rounding of an
-output near 0, and with it a bit, would depend on them, too.
+output near 0, and with it a bit, would then depend on them.
 
 Weights have the names that they have in the PyTorch modules of `heads` and `mlp`, which are trained.
 """

@@ -21,6 +21,17 @@ def cached(file: str) -> Path:
     return Path(home).expanduser() / "hub" / "checkpoints" / file
 
 
+def check_weights_file(path: Path) -> None:
+    """Raise `BadCheckpoint` unless the file exists and its name ends in one of the `SUFFIXES`."""
+    if not path.is_file():
+        raise BadCheckpoint(
+            f"there is no weights file {path}: correct the path, or use the pretrained weights (leave out --weights; "
+            "in training, set model.weights to default or the name of a weight set)"
+        )
+    if path.suffix not in SUFFIXES:
+        raise BadCheckpoint(f"a weights file must end in {', '.join(SUFFIXES)}, got {path.name}")
+
+
 def fetch_weights(file: str) -> Path:
     """Download a file of torchvision's weights unless it is there.
 

@@ -13,7 +13,7 @@ from hashseek.retrieval.errors import BadCheckpoint, HashseekError, first_line
 from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import Removed
 from hashseek.retrieval.models.names import PIXELS, TIMM
-from hashseek.retrieval.models.torchvision_weights import FILES, SUFFIXES, fetch_weights
+from hashseek.retrieval.models.torchvision_weights import FILES, check_weights_file, fetch_weights
 
 # Heads in addition to the classifier, which some networks use only in training.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
@@ -94,13 +94,8 @@ def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:
+    check_weights_file(path)
     state: Any
-    if not path.is_file():
-        raise BadCheckpoint(
-            f"there is no weights file {path}: set model.weights to none, default, a weight set's name, or a file"
-        )
-    if path.suffix not in SUFFIXES:
-        raise BadCheckpoint(f"a weights file must end in {', '.join(SUFFIXES)}, got {path.name}")
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)

@@ -5,7 +5,15 @@ import json
 import pytest
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.label_files import Problem, find_label_file, parse_split, read_label_file, read_rows, refuse
+from hashseek.retrieval.label_files import (
+    Problem,
+    find_label_file,
+    parse_split,
+    read_label_file,
+    read_rows,
+    refuse,
+    write_label_file,
+)
 
 
 @pytest.fixture
@@ -33,6 +41,17 @@ def test_a_good_list(folder):
     ]
     assert found.problems == ()
     assert find_label_file(folder) == find_label_file(path) == path
+
+
+def test_what_was_written_is_read_back(folder):
+    names = ("a.jpg", "c, d.jpg", "a\rb.jpg", "a\nb.jpg")
+    rows = [(name, ("cat", "big, dog"), "train") for name in names]
+    for name in names:
+        (folder / name).write_bytes(b"x")
+    write_label_file(folder / "labels.csv", rows)
+    found = read_label_file(folder / "labels.csv")
+    assert [(item.file, item.labels, item.split) for item in found.items] == rows
+    assert found.problems == ()
 
 
 def test_the_same_as_jsonl(folder):

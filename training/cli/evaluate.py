@@ -10,6 +10,7 @@ import typer
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.devices import PrecisionName
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.label_files import OnError
 
 DataOption = Annotated[
     str | None,
@@ -47,9 +48,7 @@ def evaluate(
     lengths: Annotated[
         bool, typer.Option("--lengths", help="Also compare shorter codes of nested checkpoints.")
     ] = False,
-    on_error: Annotated[
-        Literal["skip", "stop"] | None, typer.Option(help="Skip bad lines and images, or stop. Default: stop.")
-    ] = None,
+    on_error: Annotated[OnError | None, typer.Option(help="Skip bad lines and images, or stop. Default: stop.")] = None,
     baseline: Annotated[
         Literal["itq", "none"],
         typer.Option(

@@ -26,7 +26,7 @@ def sweep(
     content = read_config(config, [*(overrides or []), *([f"sweep.trials={trials}"] if trials else [])])
     parse_config(content, source=str(config))
 
-    from hashseek.training.sweep import sweep as run  # loads torch: a bad configuration is refused before
+    from hashseek.training.sweep import sweep as run  # after the check of the configuration, because it loads torch
 
     progress = Progress()
     folder = out or Path("runs") / f"{config.stem}-sweep"

@@ -2,11 +2,12 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.label_files import OnError
 from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.progress import Progress
@@ -25,7 +26,7 @@ def train(
         ),
     ] = None,
     on_error: Annotated[
-        Literal["skip", "stop"] | None,
+        OnError | None,
         typer.Option(help="skip: leave out bad lines and images; stop (default): refuse them."),
     ] = None,
 ) -> None:

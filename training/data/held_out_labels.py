@@ -23,7 +23,7 @@ def choose_held_out(
     """The labels to hold out, in the order of `label_names`; none for None.
 
     Args:
-        label_names: of the data set.
+        label_names: the labels of the data set.
         held_out: names, or a share of the labels to choose at random with `seed`.
 
     Raises:

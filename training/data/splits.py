@@ -136,7 +136,7 @@ def unlabelled_splits(items: Sequence[Item], *, on_error: OnError) -> Splits:
 def _with_training_images(
     parts: Mapping[str, Split], files: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, Split], dict[str, Sequence[str]]]:
-    """Parts and files with the training images that the database lacks put in front of it."""
+    """Parts and files, with the training images that the database lacks added in front of it."""
     train, database = parts["train"], parts["database"]
     known = set(database.paths)
     rows = [row for row, path in enumerate(train.paths) if path not in known]

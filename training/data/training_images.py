@@ -5,7 +5,6 @@ import math
 import os
 import threading
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,13 +15,11 @@ from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
 from hashseek.retrieval.files import cached_file, mark_used
 from hashseek.retrieval.images import Pixels, Preprocessing, load_file, read_bytes
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.training.config import TrainSection
+from hashseek.training.config import Cache, TrainSection
 from hashseek.training.data.augmentation import augment, generators
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_cache import check_disk, write_images
 from hashseek.training.data.splits import Split
-
-Cache = Literal["auto", "memory", "memmap", "none"]
 
 _log = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ class EvaluationOptions:
         labels: which images and labels to evaluate on if labels were held out of training, see `label_part`; None
             means "held-out" for such a checkpoint, and "all" otherwise.
         protocol: whose evaluation to add to ours, see `hyp2_order`.
-        seed: of the bootstrap, the example queries, t-SNE and random hash layers.
+        seed: seed of the bootstrap, the example queries, t-SNE and random hash layers.
         device, precision: see `Encoder`.
         command: recorded in the report.
         progress: shows progress bars and notes.
@@ -135,10 +135,10 @@ def assemble(
     """The report and its tables.
 
     Args:
-        task: from `prepare`.
+        task: what `prepare` returned.
         found: measured on the rankings.
         computed_in: the engine, device and precision that computed the codes.
-        points: from `project`.
+        points: what `project` returned.
         fields: further fields of the report.
     """
     options, header, query, database = task.options, task.header, task.splits.query, task.splits.database

@@ -51,7 +51,7 @@ def fit_probe(
         labels: (n, C), 0/1.
         weight_decay: strength of the penalty, the same for all labels.
         start: a probe of the same features and labels to start from, such as the one with the next larger weight_decay.
-        max_iterations: of L-BFGS.
+        max_iterations: largest number of iterations of L-BFGS.
         tolerance: stop when a step changes the objective by less than this. At the default, probabilities are accurate
             to about 1e-3.
 

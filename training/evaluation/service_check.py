@@ -24,7 +24,7 @@ _SECONDS = 120  # to wait for a response
 
 @dataclass(frozen=True)
 class ServiceAgreement:
-    """How the rankings of a service agree with those of the library.
+    """How well the rankings of a service agree with those of the library.
 
     `ranks`: how many results each query asked for. `equal`: how many queries have the same ids and distances in both;
     `differences` describes each of the others in a line. `mean_ap`: mAP of the service and of the library at N.

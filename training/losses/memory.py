@@ -55,7 +55,7 @@ class KeyQueue(nn.Module):
         self.register_buffer("filled", torch.zeros((), dtype=torch.long))
 
     def __len__(self) -> int:
-        """Number of rows filled."""
+        """Number of keys in the queue."""
         return int(self.filled)
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """Retrieval metrics over ties: against every order that ties allow, sampling, scikit-learn and hand-worked values."""
 
 from itertools import permutations
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,9 +12,8 @@ from sklearn.metrics import ndcg_score
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.retrieval.metrics import (
-    GAINS,
-    NORMALIZERS,
     Histograms,
+    Normalizer,
     average_cumulative_gain,
     average_precision,
     histograms,
@@ -70,9 +70,9 @@ def closed_form(found: Histograms, n: int) -> dict[str, list[float]]:
         "precision": precision(found, n=n),
         "recall": recall(found, n=n),
         "acg": average_cumulative_gain(found, n=n),
-        **{f"ap {name}": average_precision(found, n=n, normalizer=name) for name in NORMALIZERS},
-        **{f"wap {name}": weighted_average_precision(found, n=n, normalizer=name) for name in NORMALIZERS},
-        **{f"ndcg {name}": ndcg(found, n=n, gain=name) for name in GAINS},
+        **{f"ap {name}": average_precision(found, n=n, normalizer=name) for name in get_args(Normalizer)},
+        **{f"wap {name}": weighted_average_precision(found, n=n, normalizer=name) for name in get_args(Normalizer)},
+        **{f"ndcg {name}": ndcg(found, n=n, gain=name) for name in ("exponential", "linear")},
     }
     return {name: [float(part[0]) for part in figure] for name, figure in figures.items()}
 

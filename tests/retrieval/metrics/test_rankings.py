@@ -1,12 +1,14 @@
 """Metrics of rankings in a given order."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from hashseek.indexing.index.hamming_index import build_index
 from hashseek.retrieval.errors import BadCodes
 from hashseek.retrieval.metrics import (
-    NORMALIZERS,
+    Normalizer,
     average_precision,
     average_precision_of_ranking,
     gains_of,
@@ -28,7 +30,7 @@ def sets():
 
 
 @pytest.mark.parametrize("n", [1, 30, 60])
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("normalizer", get_args(Normalizer))
 def test_ap_in_the_order_that_search_returns_is_within_the_bounds_over_ties(sets, normalizer, n):
     xq, xb, lq, lb = sets
     found = histograms(*sets, n_bits=N_BITS)

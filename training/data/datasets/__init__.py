@@ -93,7 +93,7 @@ def build_splits(name: str, **options: Any) -> Splits:
     """
     function = data_set(name)
     options = _given(name, function, options)
-    if name not in DATASETS:  # its annotations need not be such that values can be checked by them
+    if name not in DATASETS:  # a function from elsewhere, whose annotations may not describe its options
         splits = function(**options)
         if not isinstance(splits, Splits):
             raise BadConfig(

@@ -56,7 +56,7 @@ def coco(
 
     Args:
         root: folder with `annotations`, `train2014` and `val2014` (or 2017), as the official archives unpack.
-        year: of the data set; both have the same images in different official splits.
+        year: year of the data set; both have the same images in different official splits.
         protocol: "hashing" pools and splits all images; "official" has train as training set and database, val as
             queries.
         n_query: queries of a random split.

@@ -1,13 +1,11 @@
 """The folder of a report: a page and Markdown for people, JSON and a table per query for programs, plots as files."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import as_csv, write_atomically
 from hashseek.training.evaluation.report.citation import as_bibtex, as_latex
 from hashseek.training.evaluation.report.markdown import as_markdown
 from hashseek.training.evaluation.report.projection import Points
@@ -52,19 +50,10 @@ class Evaluation:
         }
         # A file name that is not UTF-8 is shown with question marks; the table keeps its bytes.
         contents = {name: text.encode(errors="replace") for name, text in texts.items()}
-        contents["per_query.csv"] = as_csv(self.per_query)
+        contents["per_query.csv"] = as_csv([self.per_query, *zip(*self.per_query.values(), strict=True)])
         for name, figure in drawn.items():
             contents[f"figures/{name}.svg"] = svgs[name].encode()
             contents[f"figures/{name}.png"] = as_png(figure)
         for name, content in contents.items():
             write_atomically(folder / name, content)
         return [folder / name for name in contents]
-
-
-def as_csv(columns: Mapping[str, Sequence[Any]]) -> bytes:
-    """Columns as CSV; numbers keep all their digits, and file names that are not UTF-8 keep their bytes."""
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer)
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return buffer.getvalue().encode("utf-8", errors="surrogateescape")

@@ -86,11 +86,11 @@ def measure_histograms(
 
     Args:
         found: counted with `graded=True`.
-        ranking: in the order of search.
+        ranking: the same, in the order of search.
         query_labels: 0/1 (Q, C).
         ns: how many ranks count, none of them larger than the database.
         normalizer: see `average_precision`.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
     """
     metrics = metrics_of_histograms(found, ns=ns, normalizer=normalizer)
     tied = [float(tied_at_cut(found, n=n).mean()) for n in ns]

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.codes import Codes, unpack
+from hashseek.retrieval.hash_layers import normalized
 from hashseek.training.data.splits import Labels
 
 # Name of the projected space -> (places (n, 2), group (n,) or -1, names of the groups).
@@ -34,18 +35,17 @@ def project(
         codes: packed (n, code_size).
         outputs: (n, K).
         labels: 0/1 (n, C).
-        names: of the C labels.
+        names: the names of the C labels.
         n_bits: K.
         n_points: largest number of images.
-        seed: of the choice of images, and of t-SNE.
+        seed: seed of the choice of images and of t-SNE.
 
     Source: van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 2008; scikit-learn's implementation.
     """
     rows = np.sort(np.random.default_rng((seed, 0x75)).permutation(len(codes))[:n_points])
     group, chosen = group_by_label(labels[rows], names)
     bits = unpack(codes[rows], n_bits).astype(np.float32)
-    lengths = np.maximum(np.linalg.norm(outputs[rows], axis=1, keepdims=True), 1e-12)
-    spaces: dict[str, NDArray[np.float32]] = {"codes": bits, "outputs": (outputs[rows] / lengths).astype(np.float32)}
+    spaces = {"codes": bits, "outputs": normalized(outputs[rows])}
     return {
         name: (_tsne(values, seed=seed), group, chosen)
         for name, values in spaces.items()

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import BitStatistics, Calibration, Normalizer
+from hashseek.training.data.held_out_labels import LabelPart
 
 SCHEMA_VERSION = 4
 
@@ -201,7 +202,7 @@ class EvaluationReport:
     worst: list[Example]
     gain: Literal["exponential"] = "exponential"
     ties: Literal["expected"] = "expected"
-    labels_used: Literal["all", "seen", "held-out"] = "all"
+    labels_used: LabelPart = "all"
     held_out: list[str] = field(default_factory=list)
     models: list[ComparedModel] = field(default_factory=list)
     rankings: list[RankingScore] = field(default_factory=list)

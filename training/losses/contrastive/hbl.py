@@ -117,8 +117,8 @@ class HBL(ContrastiveLoss):
         counted = n_positives if self.gate == "positives" else n_soft
         is_open = (counted >= self.k_min) & (n_soft < n_positives)  # soft holds the largest overlap: never empty
 
-        # What is not in a set is moved out of reach; the scores of what is in it stay exact. Memory is used over again:
-        # to get a new B x A costs more than to compute one.
+        # What is not in a set is moved out of reach; the scores of what is in it stay exact. Memory is reused:
+        # allocating a new B x A tensor costs more than computing it.
         away = 3 / self.tau
         far_unless_soft = torch.add(scores, not_soft, alpha=away, out=not_soft)
         if c.in_batch:

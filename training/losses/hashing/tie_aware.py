@@ -57,7 +57,7 @@ def tie_aware_ap(theta: Tensor, similar: Tensor, others: Tensor, *, n_bits: int)
     """AP (B,) of rankings by inner products `theta` (B, N), see `TieAware`; 0 for a row without a similar one.
 
     Args:
-        theta: in [-K, K].
+        theta: inner products in [-K, K].
         similar: 1 where a pair is relevant, else 0 (B, N).
         others: 1 where a pair is ranked at all, else 0 (B, N).
         n_bits: K.

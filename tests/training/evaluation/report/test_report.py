@@ -1,8 +1,6 @@
 """The report's folder: values that are right, files that agree with each other, a page that needs nothing else."""
 
-import csv
 import html
-import io
 import json
 import re
 import subprocess
@@ -22,7 +20,7 @@ from hashseek.training.data.datasets import SOURCES
 from hashseek.training.data.splits import Split
 from hashseek.training.evaluation.report.citation import as_latex, cited, parsed
 from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
-from hashseek.training.evaluation.report.folder import Evaluation, as_csv
+from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.markdown import as_markdown, summary
 from hashseek.training.evaluation.report.measurements import Measurements, Ranking, label_scores, measure_histograms
 from hashseek.training.evaluation.report.projection import group_by_label, project
@@ -208,14 +206,6 @@ def test_json_round_trip_and_what_is_not_a_report(folder, report, tmp_path):
             load_report(other)
     with pytest.raises(BadConfig):
         load_report(tmp_path / "none.json")
-
-
-def test_columns_become_csv_with_all_digits_and_file_names_of_any_bytes():
-    columns = {"name": ["b\udcffd", "c"], "value": [0.1 + 0.2, 1.0]}
-    content = as_csv(columns)
-    assert b"b\xffd" in content
-    rows = list(csv.DictReader(io.StringIO(content.decode(errors="surrogateescape"))))
-    assert [(row["name"], float(row["value"])) for row in rows] == list(zip(*columns.values(), strict=True))
 
 
 def test_scores_carry_intervals_bounds_and_the_share_of_ties(report, parts, measured):
