@@ -74,8 +74,7 @@ def test_help_and_refusals_import_little_and_nothing_heavy(arguments, n_modules)
 )
 def test_serving_and_searching_load_no_torch(module):
     """It would take two seconds and 500 MB."""
-    program = f"import sys, {module}\nprint('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+    assert loaded_by(f"import {module}", module, "torch") == {module}
 
 
 def test_torch_and_faiss_compute_in_one_process():
