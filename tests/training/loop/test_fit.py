@@ -199,7 +199,7 @@ def test_a_run_folder_is_never_overwritten_and_its_damage_is_named(pictures, tmp
 
     refused("--resume", resume=False)
     with in_use(run.folder):
-        refused("another process")
+        refused(str(run.folder))
     refused(
         "model.n_bits was 12 and is 24; train.seed was 0",
         config(pictures, train__epochs=1, model__n_bits=24, train__seed=1),
