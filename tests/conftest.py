@@ -1,11 +1,9 @@
 """Fixtures for all tests: drawn pictures, a tiny checkpoint, collections, and `hashseek` in processes of its own."""
 
 import os
-import shutil
 import signal
-import subprocess
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; every library reads it when it is loaded
@@ -16,7 +14,9 @@ import torch
 
 from support import milvus_server
 from support.commands import Command, command_starter
+from support.disks import small_disk_at
 from support.models import squeezenet_weights, tiny_checkpoint
+from support.paths import copy_collection
 from support.pictures import N_PICTURES, draw, labels_of
 
 torch.set_num_threads(1)
@@ -88,8 +88,7 @@ def indexed(tmp_path_factory, checkpoint, pictures) -> Path:
 @pytest.fixture
 def own_collection(indexed, tmp_path) -> Path:
     """A copy of `indexed` that a test may change."""
-    of_readers = shutil.ignore_patterns("*-wal", "*-shm")  # tests that read `indexed` just now
-    return shutil.copytree(indexed, tmp_path / "collection", ignore=of_readers)
+    return copy_collection(indexed, tmp_path / "collection")
 
 
 @pytest.fixture(scope="session")
@@ -158,10 +157,5 @@ def milvus_name(milvus) -> Iterator[str]:
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
     """A disk of one megabyte."""
-    place = tmp_path / "small disk"
-    place.mkdir()
-    mount: Sequence[str] = ("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place))
-    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root may mount a small disk to fill it")
-    yield place
-    subprocess.run(("umount", "--lazy", str(place)), check=True)
+    with small_disk_at(tmp_path / "small disk", megabytes=1) as place:
+        yield place

@@ -52,9 +52,8 @@ def test_mirflickr_has_the_splits_of_its_readme():
     assert [len(part) for part in (deephash.query, deephash.train, deephash.database)] == [782, 3134, 15749]
 
 
-def test_a_frozen_backbone_learns_on_photographs(tmp_path, monkeypatch):
+def test_a_frozen_backbone_learns_on_photographs(tmp_path, own_cache):
     """A miniature of the published run: 300 photographs, a small network, seconds."""
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
     source = DATA / "mirflickr25k_128"
     with (source / "labels.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "train"][:300]

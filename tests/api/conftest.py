@@ -1,6 +1,5 @@
 """Clients of services, in the process of the test and as processes of their own."""
 
-import shutil
 from contextlib import closing
 
 import httpx
@@ -9,6 +8,7 @@ import pytest
 from hashseek.api.collections import computed
 from hashseek.indexing.collection import Collection
 from support.commands import wait_until
+from support.paths import copy_collection
 from support.service import serving, url_in
 
 
@@ -35,9 +35,9 @@ def client(own_collection):
 @pytest.fixture
 def several(indexed, tmp_path):
     """A folder with the collections `a` and `b c`, which lacks the images 1 to 3, and with a folder that is none."""
-    folder, of_readers = tmp_path / "several", shutil.ignore_patterns("*-wal", "*-shm")
+    folder = tmp_path / "several"
     for name in ("a", "b c"):
-        shutil.copytree(indexed, folder / name, ignore=of_readers)
+        copy_collection(indexed, folder / name)
     with closing(Collection(folder / "b c")) as collection:
         collection.remove([1, 2, 3])
     (folder / "other").mkdir()

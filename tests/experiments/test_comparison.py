@@ -46,8 +46,7 @@ def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
                 assert {"model.dropout", "optimizer.lr"} <= set(method.space)
 
 
-def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path, monkeypatch, own_cache):
     out, methods = tmp_path / "out", ("hyp2",)
     assert as_markdown(out, methods=methods) == "no run is finished yet\n"
     experiment = Experiment(own, bits=(12,), n_seeds=1, n_trials=1, epochs=2, base=base)
@@ -87,8 +86,7 @@ def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path,
         run(out, experiment, methods=methods, jobs=1)
 
 
-def test_every_seed_has_its_own_search_and_more_seeds_extend_a_comparison(base, own, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+def test_every_seed_has_its_own_search_and_more_seeds_extend_a_comparison(base, own, tmp_path, monkeypatch, own_cache):
     out, methods = tmp_path / "out", ("dhn", "itq")
     once = Experiment(own, bits=(12,), n_seeds=1, n_trials=1, epochs=1, base=base)
     fit = MagicMock(wraps=comparison.fit)
@@ -120,8 +118,7 @@ def test_a_search_scores_three_tenths_of_the_training_images(data, n, database, 
     assert (train.val_fraction, train.val_n, train.val_database, train.seed) == (0.3, n, database, 3)
 
 
-def test_searches_on_other_data_draw_other_settings(base, own, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+def test_searches_on_other_data_draw_other_settings(base, own, tmp_path, own_cache):
     copy = tmp_path / "copy.toml"
     copy.write_bytes(Path(own).read_bytes())
     chosen = set()
@@ -155,8 +152,7 @@ def _choose(folder: Path, method: str, n_bits: int, *settings: str) -> None:
     write_records(folder / method / "chosen.jsonl", choices)
 
 
-def test_chosen_settings_are_fine_tuned_once(base, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+def test_chosen_settings_are_fine_tuned_once(base, tmp_path, monkeypatch, own_cache):
     out = tmp_path / "out"
     _choose(out, "hashnet", 12, "optimizer.lr=0.02", 'loss.continuation="iteration"')
     seed = 1
@@ -446,8 +442,7 @@ def test_bihalf_has_the_settings_of_its_configuration():
     assert ours.model.dropout == shipped.model.dropout
 
 
-def test_a_loss_without_labels_is_trained_without_a_search(base, own, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+def test_a_loss_without_labels_is_trained_without_a_search(base, own, tmp_path, own_cache):
     run_method("bihalf", Experiment(own, bits=(12, 16), n_seeds=1, n_trials=1, base=base), tmp_path / "out")
     rows = rows_of(tmp_path / "out", "bihalf")
     assert [row["n_bits"] for row in rows] == [12, 16]
@@ -457,8 +452,7 @@ def test_a_loss_without_labels_is_trained_without_a_search(base, own, tmp_path, 
         assert 0 < row["worst"] <= row["mAP"] <= row["best"] <= 1
 
 
-def test_broken_images_are_left_out_of_the_scores_as_of_training(own, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+def test_broken_images_are_left_out_of_the_scores_as_of_training(own, tmp_path, own_cache):
     root = tmp_path / "pictures"
     render_shapes(root, n_query=8, n_train=40, n_database=20, size=32, seed=0)
     for number in (0, 10, 60):  # one of each split
@@ -472,8 +466,7 @@ def test_broken_images_are_left_out_of_the_scores_as_of_training(own, tmp_path, 
     assert len(inputs.splits.query.labels) == 7
 
 
-def test_layers_that_are_not_trained_stand_beside_the_others(base, own, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+def test_layers_that_are_not_trained_stand_beside_the_others(base, own, tmp_path, own_cache):
     experiment = Experiment(own, bits=(2, 30), n_seeds=2, n_trials=1, epochs=1, base=base)
     methods = [method for method in METHODS if METHODS[method].fitted]
     run(tmp_path / "out", experiment, methods=methods, jobs=1)

@@ -26,8 +26,7 @@ def test_distances_to_centres_are_those_worked_by_hand():
     assert np.isnan(together["centre_inter"])
 
 
-def test_a_variant_is_trained_once_with_the_settings_of_hyp2(base, own, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+def test_a_variant_is_trained_once_with_the_settings_of_hyp2(base, own, tmp_path, monkeypatch, own_cache):
     (tmp_path / "hyp2").mkdir()
     settings = ["optimizer.lr=0.02", "loss.beta=0.5", "optimizer.proxy_lr=0.01"]
     choices = [{"n_bits": 12, "seed": seed, "settings": settings} for seed in range(2)]

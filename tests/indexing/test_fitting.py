@@ -27,6 +27,7 @@ from hashseek.retrieval.checkpoint import Header, load_checkpoint, load_header
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadCheckpoint, BadCodes, BadCollection, BadConfig, BadDataset, BadImage
 from hashseek.retrieval.models.hash_model import HashModel
+from support.collections import codes_by_path
 from support.dataset_files import write_tar
 from support.pictures import draw, png, save
 
@@ -40,12 +41,6 @@ def options(weights, n_bits=4):
 def fit(folder, weights, *paths, n_bits=4, **keywords):
     plan = plan_collection(folder, options(weights, n_bits), find_sources(paths))
     return fit_to_sources(find_sources(paths), *plan, device="cpu", precision="fp32", **keywords)
-
-
-def stored_codes(collection):
-    records = collection.catalog.page(after=0, limit=1000)
-    codes = collection.catalog.spaces.codes_of([record.id for record in records])
-    return {record.path: codes[record.id].code.tobytes() for record in records}
 
 
 @pytest.mark.parametrize("most", [20_000, 9])
@@ -71,7 +66,7 @@ def test_each_picture_is_decoded_once_and_gets_the_code_of_the_checkpoint(
         assert (report.added, report.known, report.skipped) == (12, 1, 1)
         assert first.encoded == {}  # `--watch` would keep it
         assert collection.verify() == []
-        found = stored_codes(collection)
+        found = codes_by_path(collection)
         assert collection.catalog.spaces.engines() == {first.encoder.engine: 12}
     del decoded["broken.png"]
     assert decoded.pop("copy.jpg", 0) <= 1

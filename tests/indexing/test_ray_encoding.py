@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +29,7 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import Problem
 from support.commands import wait_until
 from support.pictures import labels_of, png, save
+from support.web import QuietHandler, answering, url_of
 
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'hashseek[ray]'")
 ENGINE = "openvino" if find_spec("openvino") else "torch"
@@ -77,7 +76,7 @@ def server(on_request) -> Iterator[str]:
     """The URL of a picture; `on_request(number)` is called before each answer."""
     numbers = iter(range(1, 100))
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             on_request(next(numbers))
             with suppress(OSError):
@@ -86,13 +85,8 @@ def server(on_request) -> Iterator[str]:
                 self.end_headers()
                 self.wfile.write(png(99))
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever).start()
-        yield f"http://127.0.0.1:{running.server_port}/99.png"
-        running.shutdown()
+    with answering(Handler) as running:
+        yield f"{url_of(running)}/99.png"
 
 
 def busy_workers(mark: str) -> list[int]:

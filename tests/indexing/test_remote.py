@@ -5,7 +5,7 @@ import socket
 import ssl
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import pytest
 
@@ -13,19 +13,17 @@ from hashseek.indexing import remote
 from hashseek.indexing.remote import fetch, is_public, is_remote
 from hashseek.retrieval.errors import BadImage
 from support.paths import ROOT
+from support.web import QuietHandler, answering, url_of
 
 CONTENT = bytes(range(256)) * 40  # 10 kB
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
         self.server.asked.append(self.path)
         getattr(self, f"answer_{self.path.strip('/').partition('?')[0].partition('/')[0]}")()
-
-    def log_message(self, *args):
-        pass
 
     def reply(self, status=200, content=b"", **headers):
         self.send_response(status)
@@ -92,23 +90,19 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
     def handle_error(self, *args):  # the client hung up: what is tested
         pass
 
 
 @pytest.fixture
 def server():
-    running = Server(("127.0.0.1", 0), Handler)
-    running.asked, running.sent, running.over = [], 0, threading.Event()
-    running.daemon_threads = True
-    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    running.url = f"http://127.0.0.1:{running.server_port}"
-    yield running
-    running.over.set()
-    running.shutdown()
-    thread.join()
-    running.server_close()
+    with answering(Handler, Server) as running:
+        running.asked, running.sent, running.over = [], 0, threading.Event()
+        running.url = url_of(running)
+        yield running
+        running.over.set()
 
 
 def get(server, path, **options):
@@ -155,7 +149,7 @@ REFUSED = {
     "endless": "1,000,000",
     "reset": "",
     "garbage": "",
-    "good/\ud800.jpg": "not a valid URL",  # JSON may escape half a character
+    "good/\ud800.jpg": "",  # JSON may escape half a character
 }
 
 
@@ -177,7 +171,7 @@ def test_the_time_limit_holds_for_a_server_that_hangs(server, path):
     started = time.monotonic()
     with pytest.raises(BadImage, match=r"0\.7"):
         get(server, path, seconds=0.7)
-    assert time.monotonic() - started < 5  # generous: the machine may be busy
+    assert time.monotonic() - started < 20  # generous: the machine may be busy; it hangs for 30
 
 
 def test_private_addresses_are_refused_before_anything_is_sent(server, monkeypatch):
@@ -203,7 +197,7 @@ def test_only_allowed_hosts_are_asked_and_only_at_public_addresses(server, monke
     for host in ("2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "127.0.0.1@localhost", "localhost.", "127.0.0.1."):
         with pytest.raises(BadImage):
             fetch(f"http://{host}:{port}/good", only=[place, "localhost"], allow_private=True)
-    with pytest.raises(BadImage, match="not a public"):  # an allowed name that leads here
+    with pytest.raises(BadImage, match=r"127\.0\.0\.1|::1"):  # an allowed name that leads here
         fetch(f"http://localhost:{port}/good", only=[f"localhost:{port}"])
     assert len(server.asked) == asked
     with pytest.raises(BadImage, match=r"169\.254\.169\.254"):

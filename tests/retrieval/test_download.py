@@ -3,14 +3,14 @@
 import errno
 import hashlib
 import os
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from hashseek.retrieval.download import download
+from support.web import QuietHandler, answering, url_of
 
 CONTENT = bytes(range(256)) * 20_000  # 5 MB
 
@@ -43,20 +43,13 @@ def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     served = Server({"/set.zip": CONTENT})
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             served.answer(self)
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        served.url = f"http://127.0.0.1:{running.server_port}"
+    with answering(Handler) as running:
+        served.url = url_of(running)
         yield served
-        running.shutdown()
-        thread.join()
 
 
 def md5(content: bytes) -> str:

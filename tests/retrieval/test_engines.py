@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,14 +76,6 @@ def logged(caplog) -> list[str]:
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def module_cache(tmp_path_factory) -> Iterator[None]:
-    """A cache for all tests of this file, so that each network is converted once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HASHSEEK_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

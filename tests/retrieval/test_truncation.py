@@ -11,10 +11,10 @@ from hashseek.retrieval.errors import BadCheckpoint
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.truncation import lengths_of, truncate
-from hashseek.training.config import parse_config
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.fit import fit
 from support.in_process import run_command
+from support.models import run_config
 
 PREPROCESSING = Preprocessing(size=48, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
@@ -74,15 +74,14 @@ def test_nested_lengths_of_a_projection_are_none_of_the_code(tmp_path):
             truncate(whole, n_bits)
 
 
-def test_a_run_with_nested_lengths_gives_such_a_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+def test_a_run_with_nested_lengths_gives_such_a_checkpoint(tmp_path, own_cache):
     render_shapes(tmp_path / "data", n_query=4, n_train=20, n_database=4, size=48, seed=0)
-    content = {
-        "data": {"name": "folder", "root": str(tmp_path / "data")},
-        "model": {"backbone": "squeezenet1_1", "n_bits": 24, "size": 48, "freeze_backbone": True},
-        "loss": {"name": "hyp2", "nested": {"lengths": [12, 24]}, "quantization": {"kind": "cos", "weight": 0.1}},
-        "train": {"epochs": 1, "batch_size": 9, "device": "cpu", "precision": "fp32"},
-    }
-    run = fit(parse_config(content, source="test"), out=tmp_path / "run").run
+    settings = run_config(
+        tmp_path / "data",
+        model={"n_bits": 24, "freeze_backbone": True},
+        loss={"nested": {"lengths": [12, 24]}, "quantization": {"kind": "cos", "weight": 0.1}},
+        train={"epochs": 1, "batch_size": 9},
+    )
+    run = fit(settings, out=tmp_path / "run").run
     assert load_header(run.best).n_bits == 24
     assert truncate(load_checkpoint(run.best), 12).header.n_bits == 12

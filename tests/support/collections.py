@@ -80,3 +80,29 @@ def import_export(place: Path, folder: Path, *, checkpoint: Path | None) -> Inge
     """Import an export to the end; returns the counts with all problems."""
     reports = list(import_(place, folder, checkpoint=checkpoint))
     return replace(reports[-1], problems=[problem for report in reports for problem in report.problems])
+
+
+def outcome(report: IngestReport) -> tuple[int, int, int, int]:
+    """(added, updated, known, skipped)."""
+    return report.added, report.updated, report.known, report.skipped
+
+
+def n_stored(folder: Path) -> int:
+    """The number of images of a collection, of which all parts agree."""
+    with closing(Collection(folder, read_only=True)) as opened:
+        assert opened.verify() == []
+        return len(opened)
+
+
+def codes_by_path(collection: Collection) -> dict[str, bytes]:
+    """The code of every image that has one."""
+    images = collection.catalog.page(after=0, limit=10**6)
+    codes = collection.catalog.spaces.codes_of([image.id for image in images])
+    return {image.path: codes[image.id].code.tobytes() for image in images if image.id in codes}
+
+
+def add_with_attributes(collection: Collection, each: Sequence[Any]) -> None:
+    """Add an image for each object of attributes, with the keys key/0, key/1 and so on."""
+    codes = random_codes(np.random.default_rng(0), len(each), collection.n_bits)
+    images = zip(new_images(codes), each, strict=True)
+    collection.add([replace(image, attributes=own, key=f"key/{i}") for i, (image, own) in enumerate(images)])

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from support import hamming_oracle as hamming
 from support.collections import file_of, new_images, random_codes
 from support.commands import Command, wait_until
 from support.paths import ROOT
-from support.pictures import draw
+from support.pictures import draw, png
 
 OPERATIONS = ("first", "add", "build", "delete", "optimize", "reencode", "refit", "snapshot")
 
@@ -133,9 +132,7 @@ def check_search(collection: Collection) -> list[str]:
 
 def upload(collection: Collection, seed: int) -> tuple[int, str]:
     """Store a drawn picture that the collection keeps, with some code and feature; its id and content hash."""
-    buffer = BytesIO()
-    draw(seed, (40, 30)).save(buffer, "PNG")
-    data = buffer.getvalue()
+    data = png(seed, (40, 30))
     [image] = new_images(random_codes(np.random.default_rng(seed), 1, collection.n_bits))
     feature = np.zeros(512, np.float16)  # as wide as those of SqueezeNet
     described = replace(image, sha256=hashlib.sha256(data).hexdigest(), labels=("kept",), feature=feature)

@@ -48,6 +48,17 @@ def tiny_checkpoint(path: Path, *, n_bits: int, seed: int) -> Path:
     return path
 
 
+def untrained_checkpoint(path: Path, *, n_bits: int, root: Path) -> Path:
+    """A SqueezeNet with random weights that names the folder `root` as its training data."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = HashModel(backbone="squeezenet1_1", n_bits=n_bits)
+    preprocessing = Preprocessing(size=48, mean=(0.5,) * 3, std=(0.25,) * 3, crop_fraction=1.0)
+    training = {"data": {"name": "folder", "root": str(root)}}
+    save_checkpoint(path, model, preprocessing, label_names=("a",), training=training)
+    return path
+
+
 def squeezenet_weights(path: Path) -> Path:
     """An untrained SqueezeNet as plain weights."""
     with torch.random.fork_rng(devices=[]):

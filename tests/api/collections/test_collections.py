@@ -15,10 +15,9 @@ from hashseek.api.collections import collections
 from hashseek.indexing.collection import Collection, open_or_create
 from support.collections import sql
 from support.commands import wait_until
+from support.paths import copy_collection
 from support.pictures import png
 from support.service import assert_problem, figures, hits, serving
-
-OF_READERS = shutil.ignore_patterns("*-wal", "*-shm")
 
 
 @pytest.fixture
@@ -131,7 +130,7 @@ def test_deleting_repeats_the_name(client, folder):
 
 
 def test_deleting_a_linked_one_leaves_what_it_links_to(folder, indexed, tmp_path):
-    shutil.copytree(indexed, tmp_path / "target", ignore=OF_READERS)
+    copy_collection(indexed, tmp_path / "target")
     (folder / "linked").symlink_to(tmp_path / "target")
     with serving(folder) as client:
         assert delete(client, "linked").status_code == 204
@@ -142,7 +141,7 @@ def test_deleting_a_linked_one_leaves_what_it_links_to(folder, indexed, tmp_path
 
 
 def test_folders_that_come_and_go_are_followed(client, folder, indexed, tmp_path):
-    shutil.copytree(indexed, tmp_path / "copy", ignore=OF_READERS)
+    copy_collection(indexed, tmp_path / "copy")
     (tmp_path / "copy").rename(folder / "late")
     wait_until(lambda: "late" in listed(client))
     assert listed(client)["late"]["n_images"] == 12
@@ -227,7 +226,7 @@ def test_each_one_that_may_not_be_written_is_read_only_by_itself(serve, folder, 
     assert_problem(delete(client, "a"), 403, "ReadOnly")
     assert add_to(client, "b c", 70).status_code == 201
     hidden = folder / ".new"
-    shutil.copytree(indexed, hidden, ignore=OF_READERS)
+    copy_collection(indexed, hidden)
     (hidden / "catalog.sqlite").chmod(0o444)
     hidden.rename(folder / "new")
     wait_until(lambda: "new" in listed(client))
@@ -271,7 +270,7 @@ def asking(base, paths, n_threads):
 def test_no_request_is_dropped_while_collections_are_created_replaced_and_deleted(serve, folder, indexed, tmp_path):
     """Real server, real clients: every answer is 200, but for 404 of requests to a collection that is not there."""
     _, client = serve(folder)
-    shutil.copytree(indexed, tmp_path / "rebuilt", ignore=OF_READERS)
+    copy_collection(indexed, tmp_path / "rebuilt")
     stay = ["/collections/b%20c/v1/search", "/collections/b%20c/v1/images/5/similar"]
     leave = [
         "/collections/a/v1/search",

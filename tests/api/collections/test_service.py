@@ -1,7 +1,6 @@
 """What the service does in the background: loading, merging, following its collection; and what happens in trouble."""
 
 import gc
-import io
 import json
 import os
 import shutil
@@ -27,7 +26,7 @@ from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.images import load_file
 from support.collections import file_of, index_folder, with_codes
 from support.commands import wait_until
-from support.pictures import png
+from support.pictures import encoded, png
 from support.service import add, assert_problem, hits, kept_files, search, serving
 
 
@@ -308,6 +307,7 @@ def test_a_locked_catalog_is_503_for_changes_while_searches_go_on(own_collection
     busy = 2.0
     monkeypatch.setattr(database, "BUSY_SECONDS", busy)
     with serving(own_collection) as client:
+        assert hits(search(client, png(1)))  # starts the process that decodes
         with closing(sqlite3.connect(own_collection / "catalog.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             started = time.monotonic()
@@ -331,14 +331,13 @@ def test_a_full_disk_is_507_and_searching_goes_on(small_disk, indexed, caplog):
         (shutil.copytree if (indexed / name).is_dir() else shutil.copy)(indexed / name, folder / name)
     with serving(folder, checkpoint=indexed / "checkpoint.safetensors") as client:
         assert add(client, png(800)).status_code == 201
-        large = io.BytesIO()
-        Image.effect_noise((1000, 1000), 90).save(large, "PNG")
-        assert_problem(add(client, large.getvalue()), 507, "Storage")
-        [line] = client.post("/v1/batch", files={"image": ("large", large.getvalue())}).text.splitlines()
+        large = encoded(Image.effect_noise((1000, 1000), 90))
+        assert_problem(add(client, large), 507, "Storage")
+        [line] = client.post("/v1/batch", files={"image": ("large", large)}).text.splitlines()
         assert (json.loads(line)["status"], json.loads(line)["type"]) == (507, "urn:hashseek:Storage")
         assert "POST /v1/batch" in caplog.text
         assert len(kept_files(folder)) == 1
-        assert len(hits(search(client, large.getvalue(), k=50))) == client.get("/v1/stats").json()["n_images"] == 13
+        assert len(hits(search(client, large, k=50))) == client.get("/v1/stats").json()["n_images"] == 13
     with closing(Collection(folder, read_only=True)) as collection:
         assert len(collection) == 13
 

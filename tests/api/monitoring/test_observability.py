@@ -1,7 +1,6 @@
 """What the service says about itself: metrics, request ids, the log; and that its answers are what they claim to be."""
 
 import gzip
-import io
 import json
 import sqlite3
 from contextlib import closing
@@ -11,7 +10,7 @@ from PIL import Image
 
 from hashseek.api.messages.schemas import SearchAnswer
 from support.commands import wait_until
-from support.pictures import png
+from support.pictures import encoded, png
 from support.service import add, figures, hits, search, serving
 
 
@@ -109,9 +108,8 @@ def test_answers_are_what_the_documentation_says(own_collection):
 
 def test_long_json_is_compressed_for_those_who_ask_and_pictures_never(own_collection):
     with serving(own_collection) as client:
-        bmp = io.BytesIO()
-        Image.new("RGB", (64, 64)).save(bmp, "BMP")
-        stored = add(client, bmp.getvalue()).json()["url"]
+        bmp = encoded(Image.new("RGB", (64, 64)), "BMP")
+        stored = add(client, bmp).json()["url"]
 
         def get(path, accepted):
             with client.stream("GET", path, headers={"Accept-Encoding": accepted}) as response:
@@ -125,4 +123,4 @@ def test_long_json_is_compressed_for_those_who_ask_and_pictures_never(own_collec
         assert gzip.decompress(packed) == plain
         for path in (stored, "/healthz/live"):
             assert "content-encoding" not in get(path, "gzip")[0]
-        assert get(stored, "gzip")[1] == bmp.getvalue()
+        assert get(stored, "gzip")[1] == bmp

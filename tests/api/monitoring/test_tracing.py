@@ -2,13 +2,12 @@
 
 import gzip
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from support.commands import wait_until
+from support.web import QuietHandler, answering, url_of
 
 
 @contextmanager
@@ -16,7 +15,7 @@ def collecting():
     """(address, what was received): an OTLP collector."""
     received = []
 
-    class Receiver(BaseHTTPRequestHandler):
+    class Receiver(QuietHandler):
         def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
@@ -25,15 +24,8 @@ def collecting():
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", received
-        server.shutdown()
-        thread.join()
+    with answering(Receiver) as server:
+        yield url_of(server), received
 
 
 def spans(received):

@@ -183,8 +183,8 @@ def test_results_that_are_asked_for_at_the_same_time_are_computed_once_each(tmp_
 
 
 def test_few_requests_wait_for_one_result(tmp_path, monkeypatch):
-    waiting, go = threading.BoundedSemaphore(2), threading.Event()
-    monkeypatch.setattr(computed, "_WAITING", waiting, raising=False)
+    go = threading.Event()
+    monkeypatch.setattr(computed, "_WAITING", threading.BoundedSemaphore(2))
     monkeypatch.setattr(computed, "WAIT_SECONDS", 60)
     with closing(code_collection(tmp_path, n_bits=8)) as collection, ThreadPoolExecutor(3) as pool:
         results = Computed()

@@ -15,6 +15,7 @@ from PIL import Image
 from hashseek.api.routes import images
 from support.collections import sql
 from support.commands import wait_until
+from support.paths import copy_collection
 from support.pictures import N_PICTURES, draw, encoded, png
 from support.service import add, assert_problem, figures, hits, kept_files, search, serving
 
@@ -24,8 +25,7 @@ NAMED = {"filename": "picture"}  # of every upload
 @pytest.fixture(scope="module")
 def unchanged(indexed, tmp_path_factory):
     """(client, collection): a service that may change its collection, for requests that are refused."""
-    of_readers = shutil.ignore_patterns("*-wal", "*-shm")
-    folder = shutil.copytree(indexed, tmp_path_factory.mktemp("unchanged") / "collection", ignore=of_readers)
+    folder = copy_collection(indexed, tmp_path_factory.mktemp("unchanged") / "collection")
     with serving(folder) as started:
         yield started, folder
 

@@ -152,12 +152,17 @@ def test_hits_are_those_of_the_service_without_the_query_with_ranks_and_ties(bro
     expect(page.locator("#pictureTitle")).to_have_text(f"Picture {others[1]['id']}")
 
 
-def test_results_go_on_to_the_last_and_back_returns_to_the_place(browse, site):
-    page = browse(f"{site}/?id=7")
+def to_the_end(page):
+    """Scroll until all hits are there."""
     expect(page.locator("#hits > li").first).to_be_visible()
     while page.locator("#more").is_visible():
         page.mouse.wheel(0, 3000)
         page.wait_for_timeout(50)
+
+
+def test_results_go_on_to_the_last_and_back_returns_to_the_place(browse, site):
+    page = browse(f"{site}/?id=7")
+    to_the_end(page)
     expect(page.locator("#hits > li")).to_have_count(N - 1)
     hits = ask(page, f"/v1/images/7/similar?k={N}")["hits"]
     assert shown(page) == [hit["id"] for hit in hits if hit["id"] != 7]
@@ -197,14 +202,6 @@ def hold(page, pattern, method="GET"):
         wait_until(lambda: page.wait_for_timeout(20) or held, 20)
 
     return SimpleNamespace(wait=wait, answer=answer)
-
-
-def to_the_end(page):
-    """Scroll until all hits are there."""
-    expect(page.locator("#hits > li").first).to_be_visible()
-    while page.locator("#more").is_visible():
-        page.mouse.wheel(0, 3000)
-        page.wait_for_timeout(50)
 
 
 def delete_shown(page):
@@ -556,8 +553,7 @@ def test_adding_relabelling_and_deleting(browse, own_site):
     expect(page.locator("#confirm")).to_contain_text("new.jpg")
     page.keyboard.press("Enter")  # the first button keeps it
     assert ask(page, "/v1/stats")["n_images"] == N + 1
-    page.locator("#pictureDelete").click()
-    page.locator("#confirm").get_by_role("button", name="Delete").click()
+    delete_shown(page)
     expect(page.locator("#notice")).to_contain_text(str(N + 1))
     assert ask(page, "/v1/stats")["n_images"] == N
     page.locator("#clear").click()

@@ -9,19 +9,13 @@ import pytest
 from hashseek.indexing.catalog import attributes
 from hashseek.indexing.catalog.conditions import Condition, parse_condition
 from hashseek.indexing.catalog.filters import Filter, make_filter
-from support.collections import ATTRIBUTES, code_collection, new_images, random_codes
+from support.collections import ATTRIBUTES, add_with_attributes, code_collection, new_images, random_codes
 
 
 def with_attributes(folder, each):
     """An open collection of one image per object of attributes; ids from 1."""
     collection = code_collection(folder, n_bits=12)
-    images = new_images(random_codes(np.random.default_rng(0), len(each), 12))
-    collection.add(
-        [
-            replace(image, attributes=own, key=f"key/{i}")
-            for i, (image, own) in enumerate(zip(images, each, strict=True))
-        ]
-    )
+    add_with_attributes(collection, each)
     return collection
 
 

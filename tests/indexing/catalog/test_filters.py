@@ -16,20 +16,14 @@ from hashseek.indexing.catalog.records import check_attributes
 from hashseek.indexing.collection import Collection
 from hashseek.retrieval.errors import BadConfig
 from support import hamming_oracle as hamming
-from support.collections import ATTRIBUTES, code_collection, new_images, random_codes
+from support.collections import ATTRIBUTES, add_with_attributes, code_collection, new_images, random_codes
 
 
 @pytest.fixture(scope="module")
 def described(tmp_path_factory):
     """A catalog of one image per entry of ATTRIBUTES; ids from 1."""
     collection = code_collection(tmp_path_factory.mktemp("described"), n_bits=12)
-    images = new_images(random_codes(np.random.default_rng(0), len(ATTRIBUTES), 12))
-    collection.add(
-        [
-            NewImage(**{**vars(image), "attributes": attributes, "key": f"key/{i}"})
-            for i, (image, attributes) in enumerate(zip(images, ATTRIBUTES, strict=True))
-        ]
-    )
+    add_with_attributes(collection, ATTRIBUTES)
     yield collection.catalog
     collection.close()
 
@@ -119,8 +113,7 @@ def test_invalid_times_are_refused(text):
 @pytest.mark.parametrize("name", ["a\\b", "\\u0061", "a\nb", "é", "$", "[0]", "a'b"])
 def test_an_attribute_of_any_name_is_found(tmp_path, name):
     with closing(code_collection(tmp_path / "c", n_bits=16)) as collection:
-        [first, second] = new_images(random_codes(np.random.default_rng(0), 2, 16))
-        collection.add([replace(first, attributes={name: "x"}), replace(second, attributes={"a": "x"})])
+        add_with_attributes(collection, [{name: "x"}, {"a": "x"}])
         for operator in ("=", "^=", ">="):
             assert collection.catalog.ids_where(Filter(attributes=(Condition(name, operator, "x"),))).tolist() == [1]
 
@@ -128,8 +121,7 @@ def test_an_attribute_of_any_name_is_found(tmp_path, name):
 def test_large_whole_numbers_are_compared_exactly(tmp_path):
     numbers = [2**63 - 2, 2**63 - 1, 1234567890123456788, 1234567890123456789, 2**53 + 1, -(2**63)]
     with closing(code_collection(tmp_path / "c", n_bits=16)) as collection:
-        images = new_images(random_codes(np.random.default_rng(0), len(numbers), 16))
-        collection.add([replace(image, attributes={"n": n}) for image, n in zip(images, numbers, strict=True)])
+        add_with_attributes(collection, [{"n": n} for n in numbers])
         for image_id, n in enumerate(numbers, start=1):
             assert collection.catalog.ids_where(Filter(attributes=(parse_condition(f"n={n}"),))).tolist() == [image_id]
         above = collection.catalog.ids_where(Filter(attributes=(parse_condition("n>1234567890123456788"),)))
@@ -197,13 +189,11 @@ def test_random_filters_agree_with_a_loop_and_searches_among_them_with_the_oracl
         monkeypatch.setattr("hashseek.indexing.catalog.catalog.now", lambda: f"2026-01-{day:02}T00:00:00Z")
         codes = random_codes(rng, n, 36, 5)
         images = [
-            NewImage(
-                **{
-                    **vars(image),
-                    "labels": some(["a", "b", "c", "rare", "a/b"], 3),
-                    "attributes": {} if i % 3 == 0 else {"n": int(rng.integers(5)), "m": i},
-                    "key": f"k{start + i}" if i % 2 else None,
-                }
+            replace(
+                image,
+                labels=some(["a", "b", "c", "rare", "a/b"], 3),
+                attributes={} if i % 3 == 0 else {"n": int(rng.integers(5)), "m": i},
+                key=f"k{start + i}" if i % 2 else None,
             )
             for i, image in enumerate(new_images(codes, start=start))
         ]

@@ -10,7 +10,7 @@ import pytest
 
 from hashseek.indexing.collection import Collection
 from support import service
-from support.collections import sql
+from support.collections import n_stored, sql
 from support.commands import wait_until
 from support.pictures import save
 from support.service import assert_problem
@@ -20,12 +20,6 @@ from support.web import serving
 def records(folder):
     with closing(Collection(folder, read_only=True)) as opened:
         return opened.catalog.page(after=0, limit=1000)
-
-
-def n_stored(folder):
-    with closing(Collection(folder, read_only=True)) as opened:
-        assert opened.verify() == []
-        return len(opened)
 
 
 SLOW = """

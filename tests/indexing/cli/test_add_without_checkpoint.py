@@ -12,6 +12,7 @@ import pytest
 
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.remote import MAX_BYTES
+from support.collections import n_stored
 from support.commands import wait_until
 from support.pictures import save
 from support.web import serving
@@ -22,12 +23,6 @@ import time, hashseek.indexing.{module} as m
 function = m.{name}
 m.{name} = lambda *a, **k: (print("here", file=__import__("sys").stderr), time.sleep(600), function(*a, **k))[2]
 """
-
-
-def n_stored(folder):
-    with closing(Collection(folder, read_only=True)) as opened:
-        assert opened.verify() == []
-        return len(opened)
 
 
 def test_pictures_alone_make_a_collection_that_the_printed_commands_search(hashseek, tmp_path, pictures, weights):

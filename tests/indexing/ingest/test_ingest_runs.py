@@ -20,7 +20,7 @@ from hashseek.indexing.remote import fetch
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import LoadedFile
 from hashseek.retrieval.label_files import Problem
-from support.collections import file_of, sql
+from support.collections import file_of, outcome, sql
 from support.models import PREPROCESSING
 
 N_BITS = 16
@@ -100,10 +100,6 @@ def without_notes(report):
     if isinstance(report, str):
         return report
     return replace(report, problems=[problem for problem in report.problems if problem.skipped])
-
-
-def outcome(report):
-    return report.added, report.updated, report.known, report.skipped
 
 
 def holds(collection):

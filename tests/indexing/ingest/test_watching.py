@@ -18,6 +18,7 @@ from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.uris import is_there
+from support.collections import outcome
 from support.pictures import save
 
 NOTHING = (0, 0, 0, 0)
@@ -37,11 +38,11 @@ class Follower:
 
     def look(self):
         """(added, updated, known, skipped) of one round."""
-        outcome = NOTHING
+        done = NOTHING
         for report in ingest(self.collection, self.encoder, self.watch.changes()):
             self.watch.settle(report)
-            outcome = (report.added, report.updated, report.known, report.skipped)
-        return outcome
+            done = outcome(report)
+        return done
 
     def rounds(self, n=2):
         return [self.look() for _ in range(n)]

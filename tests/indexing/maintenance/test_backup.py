@@ -1,7 +1,6 @@
 """A snapshot is the whole collection as of one moment; restored, it is that or nothing. Optimizing loses nothing."""
 
 import errno
-import io
 import json
 import os
 import shutil
@@ -25,6 +24,8 @@ from hashseek.retrieval.checkpoint import check_intact, save_checkpoint
 from hashseek.retrieval.errors import BadCollection, BadConfig, HashseekError
 from hashseek.retrieval.models.hash_model import HashModel
 from support.collections import code_collection, file_of, new_images, random_codes
+from support.commands import wait_until
+from support.dataset_files import write_tar
 from support.faults import content, fill, found
 
 
@@ -83,7 +84,8 @@ def test_a_snapshot_taken_while_others_write_is_the_state_of_one_moment(collecti
     writer.start()
     taken = []
     for number in range(6):
-        time.sleep(0.03)
+        n_before = len(states)
+        wait_until(lambda n=n_before: len(states) > n)
         taken.append(snapshot(collection, tmp_path / f"{number}.tar"))
     stop.set()
     writer.join()
@@ -163,13 +165,8 @@ def test_invalid_snapshots_and_folders_are_refused(collection, tmp_path, monkeyp
     snapshot(collection, tmp_path / "s.tar")
     (tmp_path / "text").write_text("text" * 300)
     (tmp_path / "nothing").write_bytes(b"")
-    with tarfile.open(tmp_path / "other.tar", "w") as tar:
-        tar.add(tmp_path / "text", "text")
-    with tarfile.open(tmp_path / "newer.tar", "w") as tar:
-        member = tarfile.TarInfo("snapshot.json")
-        data = json.dumps({"hashseek_snapshot": 2}).encode()
-        member.size = len(data)
-        tar.addfile(member, io.BytesIO(data))
+    write_tar(tmp_path / "other.tar", {"text": b"text" * 300})
+    write_tar(tmp_path / "newer.tar", {"snapshot.json": json.dumps({"hashseek_snapshot": 2}).encode()})
     for name in ("missing", "text", "nothing", "other.tar", "newer.tar"):
         with pytest.raises(BadCollection):
             restore(tmp_path / name, tmp_path / "new")

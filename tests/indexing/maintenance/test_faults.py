@@ -4,8 +4,7 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from hashseek.indexing.maintenance.exchange import export
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.retrieval.errors import HashseekError
 from support.collections import code_collection, import_export, index_folder, new_images, random_codes
+from support.disks import small_disk_at
 from support.faults import (
     OPERATIONS,
     NoDisk,
@@ -27,6 +27,7 @@ from support.faults import (
     found,
     kill_again_and_again,
 )
+from support.paths import copy_collection
 from support.pictures import draw
 
 
@@ -70,18 +71,6 @@ def test_the_power_cut_detects_data_that_was_not_synced(start, tmp_path, checkpo
 # ---------------------------------------------------------------- full disk
 
 
-@contextmanager
-def tmpfs(place, megabytes):
-    place.mkdir()
-    mount = ("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place))
-    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root may mount a small disk to fill it")
-    try:
-        yield place
-    finally:
-        subprocess.run(("umount", "--lazy", str(place)), check=True)
-
-
 def fill_up(place, leave):
     room = os.statvfs(place)
     (place / "filler").write_bytes(bytes(max(0, room.f_bavail * room.f_frsize - leave)))
@@ -89,9 +78,9 @@ def fill_up(place, leave):
 
 def test_a_full_disk_is_reported_and_loses_nothing(hashseek, tmp_path, indexed, pictures, other_checkpoint):
     draw(77).save(tmp_path / "new.png")
-    with tmpfs(tmp_path / "disk", 24) as disk:
+    with small_disk_at(tmp_path / "disk", megabytes=24) as disk:
         folder = disk / "collection"
-        shutil.copytree(indexed, folder, ignore=shutil.ignore_patterns("*-wal", "*-shm", "*-writer"))
+        copy_collection(indexed, folder)
         with closing(Collection(folder)) as collection:
             before = content(collection)
         index = index_folder(folder)
@@ -123,7 +112,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(hashseek, tmp_path, indexed, 
 
 
 def test_a_collection_that_a_full_disk_interrupts_is_created_by_the_next_try(tmp_path, checkpoint):
-    with tmpfs(tmp_path / "disk", 24) as disk:
+    with small_disk_at(tmp_path / "disk", megabytes=24) as disk:
         n_refused, size = 0, checkpoint.stat().st_size
         for leave in range(size, size + 300_000, 20_000):
             fill_up(disk, leave)

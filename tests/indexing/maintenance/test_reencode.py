@@ -21,7 +21,7 @@ from hashseek.retrieval.codes import pack, unpack
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.truncation import truncate
-from support.collections import new_images, random_codes
+from support.collections import codes_by_path, new_images, random_codes
 from support.commands import wait_until
 from support.models import PREPROCESSING, tiny_checkpoint
 from support.pictures import N_PICTURES, draw
@@ -44,12 +44,6 @@ def fresh(tmp_path, checkpoint, pictures, name="fresh"):
     return collection
 
 
-def codes(collection):
-    images = collection.catalog.page(after=0, limit=10**6)
-    of = collection.catalog.spaces.codes_of([image.id for image in images])
-    return {image.path: of[image.id].code.tobytes() for image in images if image.id in of}
-
-
 @pytest.fixture
 def collection(own_collection):
     opened = Collection(own_collection)
@@ -60,6 +54,7 @@ def collection(own_collection):
 def test_the_new_codes_are_those_of_a_collection_made_with_the_new_checkpoint(
     collection, other_checkpoint, pictures, tmp_path
 ):
+    before = [image.labels for image in collection.catalog.page(after=0, limit=99)]
     report = run(collection, other_checkpoint)
     assert (report.total, report.encoded, report.truncated, report.failed, report.switched) == (12, 12, 0, {}, True)
     with (
@@ -67,9 +62,9 @@ def test_the_new_codes_are_those_of_a_collection_made_with_the_new_checkpoint(
         closing(fresh(tmp_path, other_checkpoint, pictures)) as expected,
     ):
         assert (again.n_bits, again.fingerprint) == (36, load_header(other_checkpoint).fingerprint)
-        assert codes(again) == codes(expected)
+        assert codes_by_path(again) == codes_by_path(expected)
         assert again.verify() == []
-        assert [image.labels for image in again.catalog.page(after=0, limit=99)] != [()] * 12
+        assert [image.labels for image in again.catalog.page(after=0, limit=99)] == before
         assert again.catalog.spaces.engines() == expected.catalog.spaces.engines()
         searcher = Searcher.open(again, device="cpu")  # with its own copy of the checkpoint
         answer = searcher.search_files([(pictures / "picture 04.jpg").read_bytes()], SearchOptions(k=1))
@@ -94,13 +89,13 @@ def test_a_change_that_was_killed_after_the_switch_is_completed_by_the_same_comm
 
 
 def test_switching_back_and_dropping_the_new_space(collection, other_checkpoint):
-    old, before = collection.catalog.space, codes(collection)
+    old, before = collection.catalog.space, codes_by_path(collection)
     new = run(collection, other_checkpoint).space
     with pytest.raises(BadConfig):
         drop_space(collection, new.id)
     assert switch_space(collection, old.id).fingerprint == old.fingerprint
     with closing(Collection(collection.folder)) as again:
-        assert codes(again) == before
+        assert codes_by_path(again) == before
         assert again.verify() == []
     drop_space(collection, new.id)
     assert [path.name for path in collection.folder.glob("*.safetensors")] == ["checkpoint.safetensors"]
@@ -141,7 +136,7 @@ def test_changes_during_a_reencoding_are_included(collection, other_checkpoint, 
         assert again.verify() == []
         model = Searcher.open(again, device="cpu", precision="fp32")
         _, query = model.encode_file((tmp_path / "3.png").read_bytes())
-        assert codes(again)[str(tmp_path / "3.png")] == query.code.tobytes()
+        assert codes_by_path(again)[str(tmp_path / "3.png")] == query.code.tobytes()
 
 
 @pytest.mark.parametrize("without_missing", [False, True])
@@ -183,11 +178,8 @@ def test_images_whose_file_is_gone_or_changed_keep_the_old_codes_in_use(
     code, out, err = hashseek(*command)
     assert code == 1
     assert numbers(out) == ["9", "3"]  # encoded, failed
-    assert sorted(line.split(": ", 1)[1] for line in err.splitlines()) == [
-        "does not exist",
-        "its file has changed since it was added",
-        "its file has changed since it was added",
-    ]
+    assert [err.count(str(own / name)) for name in ("picture 00.jpg", "picture 01.jpg", "picture 02.png")] == [1] * 3
+    assert err.count("\n") == 3
     with closing(Collection(collection.folder)) as same:
         assert same.n_bits == 48
     (own / "hidden").rename(own / "picture 00.jpg")
@@ -219,7 +211,7 @@ def test_a_killed_reencoding_continues(start, hashseek, own_collection, other_ch
 
     wait_until(lambda: n_done() == 4)
     second = hashseek(*command)
-    assert (second[0], "another process" in second[2]) == (2, True)
+    assert (second[0], str(own_collection) in second[2]) == (2, True)
     process.send(signal.SIGKILL)
     process.wait()
     with closing(Collection(own_collection, read_only=True)) as looking:
@@ -257,7 +249,7 @@ def nested(tmp_path_factory):
 
 def test_a_truncation_cuts_the_codes_and_reads_no_image(nested, pictures, tmp_path, monkeypatch):
     with closing(fresh(tmp_path, nested / "40.safetensors", pictures)) as collection:
-        long = codes(collection)
+        long = codes_by_path(collection)
         monkeypatch.setattr(module, "open_uri", None)
         for n_bits in (17, 12):  # the second from the first, or from the whole
             report = run(collection, nested / f"{n_bits}.safetensors")
@@ -266,7 +258,9 @@ def test_a_truncation_cuts_the_codes_and_reads_no_image(nested, pictures, tmp_pa
                 assert short.n_bits == n_bits
                 assert short.verify() == []
                 bits = {path: unpack(np.frombuffer(code, np.uint8)[None], 40)[0] for path, code in long.items()}
-                assert codes(short) == {path: pack(row[None, :n_bits] - 0.5)[0].tobytes() for path, row in bits.items()}
+                assert codes_by_path(short) == {
+                    path: pack(row[None, :n_bits] - 0.5)[0].tobytes() for path, row in bits.items()
+                }
                 assert list(short.catalog.spaces.engines()) == list(collection.catalog.spaces.engines())
 
 

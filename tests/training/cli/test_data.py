@@ -1,7 +1,6 @@
 """`hashseek data` as a person calls it, and the facts that it prints: hand-worked, and true of real photographs."""
 
 import inspect
-import io
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from hashseek.training.data.inspection import inspect_splits
 from support.dataset_files import DATA, needs_data, write_tar
 from support.in_process import run_command
 from support.paths import ROOT
-from support.pictures import draw
+from support.pictures import draw, encoded
 
 
 @pytest.fixture
@@ -147,9 +146,7 @@ def test_members_of_shards_are_compared_like_files(tmp_path):
     for split, numbers in (("train", (1, 2)), ("query", (3, 4)), ("database", (5, 3))):
         members = {}
         for number in numbers:
-            picture = io.BytesIO()
-            draw(number).save(picture, "JPEG")
-            members[f"{split}{number}.jpg"] = picture.getvalue()
+            members[f"{split}{number}.jpg"] = encoded(draw(number), "JPEG")
             members[f"{split}{number}.txt"] = b"x;y" if number % 2 else b"x"
         write_tar(tmp_path / f"{split}.tar", members)
     options = {split: str(tmp_path / f"{split}.tar") for split in ("train", "query", "database")}

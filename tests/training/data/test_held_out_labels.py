@@ -12,7 +12,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.images import load_file, read_bytes
-from hashseek.training.config import load_config, parse_config
+from hashseek.training.config import Config, load_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.held_out_labels import choose_held_out, label_part, training_splits
@@ -24,22 +24,15 @@ from hashseek.training.evaluation.report.markdown import as_markdown
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs.run_folder import Run
 from support import hamming_oracle as hamming
+from support.models import run_config
 
 HELD_OUT = ("circle", "grass")
 DRAWN = {"held_out": 0.1, "held_out_seed": 3}  # draws HELD_OUT
 OPTIONS = {"data_name": "shapes", "ns": (5, 20), "device": "cpu", "precision": "fp32"}
 
 
-def config(root: Path, **held_out):
-    return parse_config(
-        {
-            "data": {"name": "folder", "root": str(root), **held_out},
-            "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 48, "crop_fraction": 1.0},
-            "optimizer": {"name": "adamw", "lr": 1e-3, "proxy_lr": 1e-2},
-            "train": {"epochs": 1, "batch_size": 16, "device": "cpu", "precision": "fp32"},
-        },
-        source="test",
-    )
+def config(root: Path, **held_out) -> Config:
+    return run_config(root, data=held_out, train__epochs=1)
 
 
 @pytest.fixture(scope="module")

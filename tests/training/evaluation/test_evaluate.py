@@ -18,8 +18,7 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import fast_bf16
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.images import Preprocessing, load_file, read_bytes
-from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.images import load_file, read_bytes
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.evaluation.assembly import EvaluationOptions, overlaps
@@ -31,7 +30,7 @@ from hashseek.training.loop.fit import fit
 from hashseek.training.progress import Progress
 from support import hamming_oracle as hamming
 from support.in_process import run_command
-from support.models import run_config
+from support.models import run_config, untrained_checkpoint
 from support.vector_models import VECTOR_SPLITS, save_vector_model
 
 CPU = {"device": "cpu", "precision": "fp32"}
@@ -42,12 +41,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(data set, checkpoint with random weights)."""
     root = tmp_path_factory.mktemp("evaluate")
     render_shapes(root / "data", n_query=12, n_train=4, n_database=60, size=48, seed=2)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = HashModel(backbone="squeezenet1_1", n_bits=10)
-    preprocessing = Preprocessing(size=48, mean=(0.5,) * 3, std=(0.25,) * 3, crop_fraction=1.0)
-    training = {"data": {"name": "folder", "root": str(root / "data")}}
-    save_checkpoint(root / "model.safetensors", model, preprocessing, label_names=("a",), training=training)
+    untrained_checkpoint(root / "model.safetensors", n_bits=10, root=root / "data")
     return root / "data", root / "model.safetensors"
 
 

@@ -22,6 +22,7 @@ from hashseek.training.evaluation.linear_probe import probe_checkpoint
 from hashseek.training.loop.fit import fit
 from hashseek.training.loop.validation import validation_part
 from support.in_process import run_command
+from support.models import run_config
 
 
 @pytest.fixture(scope="session")
@@ -67,16 +68,10 @@ def test_contrastive_training_makes_labels_linear(scene, contrastive):
     assert outputs == probe_checkpoint(contrastive[0], splits, layer="outputs") != after
 
 
-def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_path, own_cache, capsys):
     pictures = tmp_path / "pictures"
     render_shapes(pictures, n_query=20, n_train=60, n_database=6, size=32, seed=1)
-    content = {
-        "data": {"name": "folder", "root": str(pictures)},
-        "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 32, "crop_fraction": 1.0},
-        "train": {"epochs": 1, "batch_size": 30, "device": "cpu", "precision": "fp32"},
-    }
-    run = fit(parse_config(content, source="test"), out=tmp_path / "run").run
+    run = fit(run_config(pictures, model__size=32, train={"epochs": 1, "batch_size": 30}), out=tmp_path / "run").run
     code, printed, _ = run_command(capsys, "probe", run.best, "--precision", "fp32", "--out", tmp_path / "probe.json")
     assert code == 0
     written = json.loads((tmp_path / "probe.json").read_text())

@@ -8,16 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 
 from hashseek.api.client import Client, ServiceError
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import Searcher
-from hashseek.retrieval.checkpoint import save_checkpoint
 from hashseek.retrieval.errors import BadDataset, ForeignCodes
-from hashseek.retrieval.images import Preprocessing
-from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.splits import Splits
@@ -26,6 +22,8 @@ from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.evaluation.service_check import check_service
 from support.commands import wait_until
 from support.in_process import run_command
+from support.models import untrained_checkpoint
+from support.service import url_in
 
 OPTIONS = EvaluationOptions("shapes", ns=(5, 20, None), device="cpu", precision="fp32")
 SHORT = EvaluationOptions("shapes", ns=(5, 20), device="cpu", precision="fp32")
@@ -36,12 +34,7 @@ def world(tmp_path_factory) -> tuple[Path, Path, Path]:
     """(data set, checkpoint of 6 bits so that ties are the rule, collection of its database split, in no order)."""
     root = tmp_path_factory.mktemp("served")
     render_shapes(root / "data", n_query=8, n_train=2, n_database=40, size=48, seed=5)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = HashModel(backbone="squeezenet1_1", n_bits=6)
-    preprocessing = Preprocessing(size=48, mean=(0.5,) * 3, std=(0.25,) * 3, crop_fraction=1.0)
-    training = {"data": {"name": "folder", "root": str(root / "data")}}
-    save_checkpoint(root / "model.safetensors", model, preprocessing, label_names=("a",), training=training)
+    untrained_checkpoint(root / "model.safetensors", n_bits=6, root=root / "data")
     paths = build_splits("folder", root=str(root / "data")).database.paths
     index(root / "collection", root / "model.safetensors", paths[::-1])
     return root / "data", root / "model.safetensors", root / "collection"
@@ -63,16 +56,12 @@ def serve(start):
     def serve_collection(folder: Path, *more: object, before: str = "") -> str:
         options = ("--port", 0, "--device", "cpu", "--precision", "fp32", "--read-only", *more)
         process = start("serve", folder, *options, before=before)
-        wait_until(lambda: "search page on" in process.err or process.ended)
-        url = re.search(r"search page on (http://\S+?),", process.err)[1]
-        wait_until(lambda: is_ready(url))
+        wait_until(lambda: url_in(process.err) or process.ended)
+        url = url_in(process.err)
+        wait_until(lambda: httpx.get(f"{url}/healthz/ready").is_success)
         return url
 
     return serve_collection
-
-
-def is_ready(url: str) -> bool:
-    return httpx.get(f"{url}/healthz/ready").status_code == 200
 
 
 def splits_of(data: Path) -> Splits:

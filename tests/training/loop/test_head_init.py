@@ -9,7 +9,6 @@ import torch
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
-from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.fit import fit, initial_model
 from hashseek.training.loop.validation import validation_part
 from support.models import run_config
@@ -19,13 +18,6 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 # Nothing moves at this rate, so that a run ends with the layer that it started from.
 STILL = {"optimizer": {"lr": 1e-30}, "train": {"epochs": 1, "batch_size": 32, "seed": 3}}
 KEYS = {"loss": {"name": "supcon"}, "memory": {"size": 64, "momentum": 0.9}}
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("shapes")
-    render_shapes(root, n_query=6, n_train=60, n_database=6, size=48, seed=1)
-    return root
 
 
 @pytest.mark.parametrize(("head", "method"), [("linear", "itq"), ("normalized", "itq"), ("linear", "weighted_itq")])

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 
 from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
 from hashseek.training.collectives import gather_rows, sum_gradients
-from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.fit import fit
 from hashseek.training.loop.parallel import launch, n_batches, own_part
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
@@ -24,36 +22,29 @@ from support.models import run_config as config
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-@pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("parts")
-    render_shapes(root, n_query=6, n_train=40, n_database=6, size=32, seed=2)
-    return root
-
-
 def curves(run: Run, part: str) -> np.ndarray:
     return np.array([[value for key, value in row.items() if part in key] for row in read_records(run.log)])
 
 
-def test_two_processes_give_the_curve_of_one_with_the_same_global_batch(pictures, tmp_path):
+def test_two_processes_give_the_curve_of_one_with_the_same_global_batch(few_pictures, tmp_path):
     """A head that is fitted first; `test_torchrun.py` has one with batch norm."""
     sections = EVERYTHING | {"partner": {"name": "asl", "on": "outputs"}}
     sections |= {"model": {"head": "linear", "head_init": "itq", "size": 32, "dropout": 0.5}}
-    one = fit(config(pictures, **sections), out=tmp_path / "one")
-    two = fit(config(pictures, train={"devices": 2}, **sections), out=tmp_path / "two")
+    one = fit(config(few_pictures, **sections), out=tmp_path / "one")
+    two = fit(config(few_pictures, train={"devices": 2}, **sections), out=tmp_path / "two")
     np.testing.assert_allclose(curves(two.run, "loss"), curves(one.run, "loss"), rtol=2e-3)
     # Rounding may flip a bit of one of the few validation images.
     np.testing.assert_allclose(curves(two.run, "val"), curves(one.run, "val"), atol=0.02)
 
 
-def test_an_error_in_any_process_is_raised_as_in_one_process(pictures, tmp_path):
+def test_an_error_in_any_process_is_raised_as_in_one_process(few_pictures, tmp_path):
     with pytest.raises(BadConfig, match="4096 devices"):
-        fit(config(pictures, train={"devices": 4096, "batch_size": 4096}), out=tmp_path / "other")
+        fit(config(few_pictures, train={"devices": 4096, "batch_size": 4096}), out=tmp_path / "other")
     with pytest.raises(BadDataset, match="train.devices = 2"):
-        validation_part(10, config(pictures, train={"devices": 2, "val_fraction": 0.9}))
+        validation_part(10, config(few_pictures, train={"devices": 2, "val_fraction": 0.9}))
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):  # only the first process writes, while the other waits
-        fit(config(pictures, train={"devices": 2}), out=tmp_path / "file" / "run")
+        fit(config(few_pictures, train={"devices": 2}), out=tmp_path / "file" / "run")
 
 
 def _normalised(fabric) -> list[np.ndarray]:

@@ -16,7 +16,6 @@ import tomli_w
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import Config
-from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs.run_folder import Run, read_records
 from support.commands import wait_until
@@ -26,16 +25,9 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 EPOCHS = 6
 
 
-@pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("torchrun")
-    render_shapes(root, n_query=6, n_train=40, n_database=6, size=32, seed=2)
-    return root
-
-
-def config(pictures: Path, **sections) -> Config:
+def config(few_pictures: Path, **sections) -> Config:
     model = {"head": "linear_bn", "size": 32, "dropout": 0.5}
-    return run_config(pictures, model=model, train__epochs=EPOCHS, **sections)
+    return run_config(few_pictures, model=model, train__epochs=EPOCHS, **sections)
 
 
 def curve(run: Run) -> np.ndarray:
@@ -88,19 +80,19 @@ def finish(*started: subprocess.Popen, out: Path) -> str:
     return printed
 
 
-def test_a_killed_process_is_started_again_and_the_curve_is_that_of_an_undisturbed_run(pictures, tmp_path):
+def test_a_killed_process_is_started_again_and_the_curve_is_that_of_an_undisturbed_run(few_pictures, tmp_path):
     sections = EVERYTHING | {"partner": {"name": "asl", "on": "outputs"}}
     out = tmp_path / "torchrun"
-    process = torchrun(config(pictures, **sections), out, ["--nproc-per-node", "2", "--max-restarts", "2"])
+    process = torchrun(config(few_pictures, **sections), out, ["--nproc-per-node", "2", "--max-restarts", "2"])
     kill_rank_1(out, process)
     printed = finish(process, out=out)
     assert printed.splitlines().count(str(Run(out).best)) == 1  # only the first process prints
     assert "exitcode: -9" in printed
     for start in json.loads(Run(out).environment.read_text()):
         assert start["command"].split()[:2] == ["hashseek", "train"]
-    undisturbed = fit(config(pictures, train__devices=2, **sections), out=tmp_path / "two").run
+    undisturbed = fit(config(few_pictures, train__devices=2, **sections), out=tmp_path / "two").run
     assert np.array_equal(curve(Run(out)), curve(undisturbed))
-    assert_same_curve(undisturbed, fit(config(pictures, **sections), out=tmp_path / "one").run)
+    assert_same_curve(undisturbed, fit(config(few_pictures, **sections), out=tmp_path / "one").run)
 
 
 @contextmanager
@@ -128,8 +120,8 @@ def hosts() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
-def test_two_hosts_train_as_one_process_also_after_one_was_killed(pictures, tmp_path):
-    settings, out = config(pictures, loss={"name": "tie_aware"}), tmp_path / "hosts"
+def test_two_hosts_train_as_one_process_also_after_one_was_killed(few_pictures, tmp_path):
+    settings, out = config(few_pictures, loss={"name": "tie_aware"}), tmp_path / "hosts"
     with hosts() as names:
         started = []
         for number, name in enumerate(names, start=1):
@@ -144,23 +136,23 @@ def test_two_hosts_train_as_one_process_also_after_one_was_killed(pictures, tmp_
     assert_same_curve(Run(out), fit(settings, out=tmp_path / "one").run)
 
 
-def test_a_run_goes_on_with_another_number_of_processes(pictures, tmp_path):
+def test_a_run_goes_on_with_another_number_of_processes(few_pictures, tmp_path):
     def stop(record) -> None:
         raise KeyboardInterrupt
 
-    settings = config(pictures)
+    settings = config(few_pictures)
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         fit(settings, out=out, on_epoch=stop)
-    two = fit(config(pictures, train__devices=2), out=out, resume=True).run
+    two = fit(config(few_pictures, train__devices=2), out=out, resume=True).run
     assert_same_curve(two, fit(settings, out=tmp_path / "one").run)
 
 
-def test_what_torchrun_started_is_not_started_again(pictures, tmp_path, monkeypatch):
+def test_what_torchrun_started_is_not_started_again(few_pictures, tmp_path, monkeypatch):
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     with pytest.raises(BadConfig, match="train.devices is 1.*2 processes"):
-        fit(config(pictures), out=tmp_path / "run")
+        fit(config(few_pictures), out=tmp_path / "run")

@@ -47,7 +47,7 @@ def test_without_a_split_column_the_split_is_seeded_disjoint_and_complete(root):
 def test_labels_are_utf_8(root):
     sort_into_folders(root, lambda number: f"{'train' if number < 12 else 'test'}/{'ab'[number % 2]}")
     (root / "train" / "a").rename(root / "train" / os.fsdecode(b"caf\xe9"))
-    with pytest.raises(BadDataset, match="label .* is not UTF-8"):
+    with pytest.raises(BadDataset, match="caf"):
         build_splits("folder", root=str(root))
 
 

@@ -119,6 +119,6 @@ def test_other_files_are_never_overwritten(tmp_path, theirs):
 
 @pytest.mark.parametrize("change", [{"n_query": -1}, {"size": 15}, {"size": 1025}, {"seed": -1}])
 def test_a_number_outside_its_limits_is_refused(tmp_path, change):
-    with pytest.raises(BadDataset, match=f"{next(iter(change))} must be .*, got {next(iter(change.values()))}"):
+    with pytest.raises(BadDataset, match=f"{next(iter(change))} .*{next(iter(change.values()))}"):
         shapes.render_shapes(tmp_path / "none", **{**SMALL, **change})
     assert not (tmp_path / "none").exists()

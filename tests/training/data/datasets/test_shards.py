@@ -1,7 +1,6 @@
 """Tar shards: images are read from inside the tar; damage, missing labels and changes are named."""
 
 import gzip
-import io
 import json
 import os
 import tarfile
@@ -15,15 +14,13 @@ from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.tar_members import find_member, stored_in
 from hashseek.training.data.datasets import build_splits
 from support.dataset_files import sizes, write_tar
-from support.pictures import draw
+from support.pictures import draw, encoded
 
 LONG = "a-folder-with-a-long-name/" * 8  # more than the 100 characters of a classic header
 
 
 def jpeg(seed: int) -> bytes:
-    content = io.BytesIO()
-    draw(seed, (40, 30)).save(content, "JPEG")
-    return content.getvalue()
+    return encoded(draw(seed, (40, 30)), "JPEG")
 
 
 def labels_of(number: int) -> list[str]:

@@ -91,7 +91,7 @@ def test_annotations_are_parsed_once_until_one_changes_or_the_cache_breaks(voc, 
     for damage in (file.read_bytes()[:-40], b"", b"no array"):
         file.write_bytes(damage)
         assert build_splits("voc2007", root=str(tmp_path)).fingerprint == first.fingerprint
-        assert "is damaged" in caplog.text
+        assert file.name in caplog.text
         caplog.clear()
     assert build_splits("voc2007", root=str(tmp_path)).fingerprint == first.fingerprint
     assert not caplog.text, "the damaged one was replaced"
@@ -107,7 +107,7 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(voc, tmp_pat
     (tmp_path / "file").touch()
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "file" / "cache"))
     assert sizes(build_splits("voc2007", root=str(tmp_path))) == (2, 4, 4)
-    assert "cannot be written" in caplog.text
+    assert str(tmp_path / "file") in caplog.text
 
 
 def test_the_fingerprint_is_that_of_the_set_and_not_of_its_place(voc, tmp_path):

@@ -47,11 +47,11 @@ def test_balanced_centres_have_as_many_of_one_as_of_the_other(n_bits):
     centres = make_centres("balanced", 30, n_bits, seed=1)
     assert set(centres.unique().tolist()) == {-1, 1}
     assert set(centres.sum(dim=1).tolist()) <= ({0} if n_bits % 2 == 0 else {-1, 1})
-    assert torch.equal(make_centres("auto", 30, 12, seed=1)[0, :3], balanced_12()[0, :3])
 
 
-def balanced_12():
-    return make_centres("balanced", 30, 12, seed=1)
+@pytest.mark.parametrize(("n_bits", "kind"), [(12, "balanced"), (16, "hadamard")])
+def test_automatic_centres_are_hadamards_where_there_are_any(n_bits, kind):
+    assert torch.equal(make_centres("auto", 30, n_bits, seed=1), make_centres(kind, 30, n_bits, seed=1))
 
 
 def test_random_centres_keep_a_distance():
