@@ -612,6 +612,8 @@ def _upload(image: ImageFile) -> tuple[str, bytes]:
     """(name, content) of a file; the service keeps no name that ends in a slash."""
     if isinstance(image, bytes):
         return "/", image
+    if not isinstance(image, (str, os.PathLike)):
+        raise BadImage(f"{type(image).__name__} is not an image: use a path or the bytes of a file")
     path = Path(image)
     try:
         return os.fsencode(path.name).decode(errors="replace"), path.read_bytes()  # not all names are UTF-8

@@ -136,8 +136,8 @@ def read_label_file(
         for column in sorted(values.keys() - known):
             known.add(column)
             hint = suggest(column, ("file", "labels", split_column))
-            unknown = f"unknown column {column!r}: {hint}, or list it in ignore_columns"
-            problems.append(Problem(where, unknown, skipped=False))
+            unknown = f"unknown column {column!r}: {hint}, or ignore it with data.ignore_columns=[{json.dumps(column)}]"
+            problems.append(Problem(source.name, unknown, skipped=False))
         found, remarks = parse_labels(values.get("labels"))
         occurring.update(found)
         labels = without_labels(found, drop_labels)
@@ -183,7 +183,7 @@ def refuse(
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise BadDataset(
         f"{source} has {len(problems)} problem{'s' if len(problems) > 1 else ''}: {shown}{more} "
-        f"(fix them, or skip such lines and images with {skip})"
+        f"(fix them, or go on without such lines and images with {skip})"
     )
 
 

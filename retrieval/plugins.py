@@ -31,7 +31,10 @@ def load_named(name: str, *, kind: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a module may raise anything while it is imported
-        raise BadConfig(f"cannot import the module of the {kind} {name!r}: {type(error).__name__}: {error}") from error
+        raise BadConfig(
+            f"cannot import the module of the {kind} {name!r} ({type(error).__name__}: {error}): correct it, install "
+            "it, or run the command in its folder"
+        ) from error
     if not hasattr(module, attribute):
         raise BadConfig(f"the module {module_name!r} of the {kind} {name!r} has no attribute {attribute!r}")
     return getattr(module, attribute)

@@ -419,8 +419,8 @@ def _find(path: Path) -> Path:
     for candidate in (shipped / path.name, shipped / f"{path.name}.toml"):
         if candidate.is_file() and path.parent == Path():
             return candidate
-    names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
-    raise BadConfig(f"there is no configuration {path}: use a TOML file or one of {names}")
+    hint = suggest(path.name, sorted(file.stem for file in shipped.glob("*.toml")))
+    raise BadConfig(f"there is no configuration {path}: {hint} (or use a TOML file)")
 
 
 def parse_config(content: dict[str, Any], *, source: str) -> Config:

@@ -180,7 +180,8 @@ def run_trials(
     def report(trial: optuna.Trial, reported: Collection[int], step: int, score: float) -> None:
         if step not in reported:
             trial.report(score, step)
-        if step < n_steps and trial.should_prune():
+        # Optuna decides on the last reported step, which is later than this one where a log is replayed.
+        if max({step, *reported}) < n_steps and trial.should_prune():
             raise optuna.TrialPruned
 
     while (trial := _next_trial(study, n_trials, seed=seed)) is not None:

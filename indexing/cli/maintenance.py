@@ -31,6 +31,7 @@ from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.printing import counted, printable
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.devices import EncoderOptions
+from hashseek.retrieval.errors import BadConfig
 
 if TYPE_CHECKING:
     from hashseek.indexing.maintenance.reencode import Reencoded
@@ -91,6 +92,8 @@ def export_command(
     collection: CollectionArgument, file: Annotated[Path, typer.Argument(help="New Parquet file to write.")]
 ) -> None:
     """Write all records and codes, without the image files, to a Parquet file."""
+    if file.suffix.lower() != ".parquet":
+        raise BadConfig(f"an export is a Parquet file, but {file} does not end in .parquet: rename it")
     with closing(Collection(collection, read_only=True)) as opened:
         n_images, n_without_code = export(opened, file)
     typer.echo(f"{file}: {counted(n_images, 'image')}")

@@ -120,7 +120,10 @@ def _with_note(path: str, sources: Iterator[Found]) -> Iterator[Found]:
     for found in sources:
         yield found
     if found is None:
-        reason = "no images were found there; tar files and lists in a folder must be named, such as 'FOLDER/*.tar'"
+        reason = (
+            "no images were found there; of a folder, only files with the suffix of an image are read: name others, "
+            "such as 'FOLDER/*.tar', or list them in a .txt file"
+        )
         yield Problem(path, reason, skipped=False)
 
 

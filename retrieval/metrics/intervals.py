@@ -74,12 +74,13 @@ def compare(first: Floats, second: Floats) -> Comparison:
     if len(first) != len(second):
         raise BadCodes(f"a paired comparison needs the same queries, but got {len(first)} and {len(second)} values")
     difference = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
+    difference[np.abs(difference) <= _EQUAL] = 0  # the rounding of means over seeds is not a difference
     return Comparison(
         bootstrap(difference),
         randomization_test(difference),
-        better=int((difference > _EQUAL).sum()),
-        worse=int((difference < -_EQUAL).sum()),
-        equal=int((np.abs(difference) <= _EQUAL).sum()),
+        better=int((difference > 0).sum()),
+        worse=int((difference < 0).sum()),
+        equal=int((difference == 0).sum()),
     )
 
 

@@ -292,6 +292,7 @@ def test_errors_name_the_service_and_the_reason(reader):
     for call, kind in (
         (lambda: remote.add(png(1), labels="zebra"), BadConfig),
         (lambda: remote.search("no"), BadImage),
+        (lambda: remote.search([png(1), png(2)]), BadImage),
     ):
         with pytest.raises(kind):
             call()

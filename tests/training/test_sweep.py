@@ -3,6 +3,7 @@
 import csv
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -288,6 +289,27 @@ def test_every_trial_and_every_seed_draws_anew_and_the_fifth_has_learnt(tmp_path
     other = drawn(0, -1)
     assert other[:4] == seeds[0][:4]  # at random, whatever the scores were
     assert other[4] != seeds[0][4]
+
+
+def test_a_trial_that_has_finished_is_not_pruned_when_it_is_scored_by_the_next_process(tmp_path):
+    def run(name: str, *, killed: int | None) -> list[tuple]:
+        study = open_study(tmp_path / "studies.db", name, optuna.pruners.MedianPruner(1, 2))
+
+        def objective(trial, report):
+            for step in (1, 2, 3):
+                report(step, score := step if trial.number == 0 else (1, 2.5, 2.5)[step - 1])  # behind only at the end
+            if trial.number == killed and not stopped:
+                stopped.append(True)
+                raise KeyboardInterrupt
+            return score
+
+        stopped: list[bool] = []
+        with suppress(KeyboardInterrupt):
+            list(run_trials(study, 2, objective, seed=0, n_steps=3))
+        list(run_trials(study, 2, objective, seed=0, n_steps=3))
+        return [(trial.state.name, trial.value) for trial in study.trials]
+
+    assert run("killed", killed=1) == run("whole", killed=None) == [("COMPLETE", 3), ("COMPLETE", 2.5)]
 
 
 def test_trials_share_the_data(data, tmp_path, monkeypatch):

@@ -86,7 +86,8 @@ def as_text(facts: dict[str, Any]) -> str:
         lines.append(f"{label['name']:{width}} {numbers} {label['share']:7.1%}")
     if facts["never_in_training"]:
         lines.append(f"never used in training: {', '.join(facts['never_in_training'])}")
-    lines += ["", "most frequent pairs of labels (images; how many times more often than by chance):"]
+    if facts["pairs"]:
+        lines += ["", "most frequent pairs of labels (images; how many times more often than by chance):"]
     for pair in facts["pairs"][:_SHOWN]:
         lines.append(f"  {pair['labels'][0]} + {pair['labels'][1]}: {pair['images']:,}; {pair['lift']}")
     lines += ["", f"missing files: {facts['missing']['count']:,}"]

@@ -25,7 +25,7 @@ from hashseek.retrieval.scores import asymmetric_scores, best, cosines
 from hashseek.training.data.broken_images import without_broken
 from hashseek.training.data.splits import Rows, Splits
 from hashseek.training.evaluation.assembly import N_NEAREST, EvaluationOptions, EvaluationTask, assemble, prepare
-from hashseek.training.evaluation.candidates import load_candidates, method_names
+from hashseek.training.evaluation.candidates import Candidate, load_candidates, method_names
 from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, Ranking, measure_histograms
 from hashseek.training.evaluation.report.projection import Points, project
@@ -116,7 +116,7 @@ def evaluate(
         computed_in=model.encoder.computed_in,
         points=_project(task, database, n_points),
         bits=bit_statistics(database.codes, n_bits=model.n_bits, outputs=database.outputs),
-        rankings=sorted([*_rankings(task, model, found), *_with_best(authors)], key=lambda score: score.n),
+        rankings=sorted([*_rankings(task, model, found), *_with_best(candidates, authors)], key=lambda score: score.n),
         **fields,
     )
 
@@ -259,11 +259,14 @@ def hyp2_order(query: Codes, database: Codes) -> Ids:
     return np.argsort(distances, kind="quicksort")
 
 
-def _with_best(authors: list[list[RankingScore]]) -> list[RankingScore]:
-    """The authors' figures for the first checkpoint; of several, also the best, which HyP2's training keeps."""
-    first, *others = authors or [[]]
-    best_ones = [max(of_n, key=lambda one: one.mean_average_precision) for of_n in zip(*authors, strict=True)]
-    return [*first, *(replace(one, rank="hyp2-best") for one in best_ones if others)]
+def _with_best(candidates: Sequence[Candidate], authors: list[list[RankingScore]]) -> list[RankingScore]:
+    """The authors' figures for the first checkpoint, and if there are several of its run, the best of these."""
+    if not authors:
+        return []
+    runs = [(each.header.training, each.header.n_bits) for each in candidates]
+    of_run = [scores for run, scores in zip(runs, authors, strict=True) if run == runs[0]]
+    best_ones = [max(of_n, key=lambda one: one.mean_average_precision) for of_n in zip(*of_run, strict=True)]
+    return [*authors[0], *(replace(one, rank="hyp2-best") for one in best_ones if len(of_run) > 1)]
 
 
 def _scores(

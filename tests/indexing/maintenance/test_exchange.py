@@ -218,6 +218,12 @@ def test_an_export_counts_images_without_a_code(exported, hashseek, tmp_path):
     assert err.startswith("2 ")
 
 
+def test_an_export_is_not_written_under_the_name_of_another_format(exported, hashseek, tmp_path):
+    folder, _ = exported
+    assert hashseek("index", "export", folder, tmp_path / "all.csv")[0] == 2
+    assert not list(tmp_path.glob("all*"))
+
+
 def test_labels_that_an_import_does_not_store_are_noted(tmp_path):
     [image] = new_images(random_codes(np.random.default_rng(0), 1, 12))
     for name, label in (("a", "of a"), ("b", "of b")):

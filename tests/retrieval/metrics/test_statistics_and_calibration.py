@@ -96,6 +96,12 @@ def test_a_paired_comparison_counts_queries():
     assert 0 < found.difference.low < 0.025 < found.difference.high < 0.04
 
 
+def test_rounding_is_no_difference():
+    equal = np.linspace(0.1, 0.9, 90)
+    found = compare(equal, (equal * 1.1 + equal * 0.9) / 2 + 1e-16)
+    assert (found.difference.mean, found.p_value, found.equal) == (0, 1, 90)
+
+
 @pytest.mark.parametrize("differences", [[1.0] * 5, [3, -1, 2, -2, 5, 1, 0.5, -4], [0.3, -0.3], [2, -1, 0, 0, 0, 7, 3]])
 def test_the_randomisation_test_is_near_the_share_of_all_choices_of_signs(differences):
     values = np.array(differences)

@@ -23,7 +23,7 @@ from hashseek.training.report_format import Table, table_as_latex
 
 # What must be the same in all reports. Checkpoint, K, seed and versions may differ: they are the point of a comparison.
 # The name of the data set is the path of its files, and does not matter.
-_HASHES = ("query_sha256", "database_sha256", "splits_sha256")
+_HASHES = ("query_sha256", "database_sha256")
 _COUNTS = ("queries", "database", "labels")
 _TEST = (
     "p is from the paired randomisation test over queries, for each metric with Holm's correction if more than two "

@@ -61,7 +61,7 @@ class RankingScore:
 
     `rank` is "hamming" (expected over ties), "asymmetric" (the query's real outputs with the stored bits) or "float"
     (the cosine of the features), the latter two with ties in the order of the database; or "hyp2", by distance with the
-    order of ties and the normalizer of that paper's code, and "hyp2-best", the highest of several checkpoints.
+    order of ties and the normalizer of that paper's code; or "hyp2-best", its best among the checkpoints of a run.
     """
 
     rank: str

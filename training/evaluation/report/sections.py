@@ -11,7 +11,7 @@ from hashseek.training.report_format import Table
 _HYP2 = (
     " hyp2 is the value that HyP2's evaluation code prints for this checkpoint: ties in the order of an unstable sort, "
     "AP divided by the relevant images retrieved. The paper's training also evaluates every fifth epoch on the queries "
-    "and keeps the best: hyp2-best is the highest value of all checkpoints of this report, if there are several."
+    "and keeps the best: hyp2-best is the highest value of the checkpoints of the same run, if there are several."
 )
 _EXPLANATION = (
     "An image is relevant if it shares a label with the query. Metrics are means over queries, and expectations over a "

@@ -106,7 +106,6 @@ def relabelled(part: Split) -> Split:
         (replace(VECTOR_SPLITS, query=relabelled(VECTOR_SPLITS.query)), {}, "query_sha256"),
         (replace(VECTOR_SPLITS, database=relabelled(VECTOR_SPLITS.database)), {}, "database_sha256"),
         (replace(VECTOR_SPLITS, query=VECTOR_SPLITS.query.take(range(14))), {}, "queries"),
-        (replace(VECTOR_SPLITS, fingerprint="e" * 64), {}, "splits_sha256"),
     ],
 )
 def test_another_protocol_is_refused_with_the_reason(splits, options, reason, evaluations, written, checkpoints, own):
@@ -119,8 +118,9 @@ def test_another_protocol_is_refused_with_the_reason(splits, options, reason, ev
         load_entries([written[8], written[12], own[12]])
 
 
-def test_seed_length_and_name_of_the_data_may_differ(evaluations, checkpoints):
-    other = evaluated(checkpoints[12], seed=3, data_name="elsewhere").report
+def test_seed_length_name_of_the_data_and_training_split_may_differ(evaluations, checkpoints):
+    other_training = replace(VECTOR_SPLITS, fingerprint="e" * 64)
+    other = evaluated(checkpoints[12], other_training, seed=3, data_name="elsewhere").report
     assert differences(evaluations[8].report, other) == []
 
 
