@@ -160,7 +160,7 @@ def _differences(task: EvaluationTask, served: tuple[Rows, Rows], library: tuple
     for query in np.flatnonzero(differs.any(axis=1)).tolist():
         rank = int(differs[query].argmax())
         one, other = (
-            f"{names[int(rows[query, rank])]} at {int(distances[query, rank])} bits"
+            f"{names[int(rows[query, rank])]} at distance {int(distances[query, rank])}"
             for distances, rows in (served, library)
         )
         sentences.append(
