@@ -42,7 +42,7 @@ reproduce: .venv/installed-test
 		$(BIN)/python -m experiments losses --data $$data || exit 1; done
 	for data in mirflickr mirflickr-second mirflickr-squeezenet mirflickr-squeezenet-second; do \
 		$(BIN)/python -m experiments losses --data $$data --trials 24 --out runs/$$data-24-trials \
-			--method tie_aware --method dpsh --method dhn --method hashnet || exit 1; done
+			--method tie_aware --method tie_aware_pairs --method dpsh --method dhn --method hashnet || exit 1; done
 	$(BIN)/python -m experiments hyp2-tables
 	$(BIN)/python -m experiments finetuned
 

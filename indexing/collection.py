@@ -183,10 +183,7 @@ class Collection:
             and is_there(self.uri_of(before))
         ):
             return self.add([replace(image, path=before.path)])[0]
-        try:
-            write_atomically(self.folder / path, data, within=self.folder)
-        except FileNotFoundError:
-            raise CatalogReplaced(self.catalog.path) from None
+        self._write_file(path, data)
         try:
             [outcome] = self.add([replace(image, path=path)])
         except (CatalogReplaced, CatalogLocked):
@@ -201,8 +198,14 @@ class Collection:
             written = {path, before.path} if before is not None and self.owns(before) else {path}
             self._drop_files(written - {stored.path})
             if stored.path == path and not (self.folder / path).is_file():  # another process removed the same content
-                write_atomically(self.folder / path, data, within=self.folder)
+                self._write_file(path, data)
         return outcome
+
+    def _write_file(self, path: str, data: bytes) -> None:
+        try:
+            write_atomically(self.folder / path, data, within=self.folder)
+        except FileNotFoundError:  # the folder of the collection was moved
+            raise CatalogReplaced(self.catalog.path) from None
 
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
         """Remove images, all or none, and delete the files that the collection kept of them.

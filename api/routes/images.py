@@ -254,7 +254,7 @@ def add_images(
     n_images, n_details = len(form.image), len(form.details)
     if n_details not in (0, n_images):
         raise BadConfig(
-            f"there are {n_images} images but {n_details} details: send details for every image or for none"
+            f"the number of images is {n_images}, that of details {n_details}: send details for every image or for none"
         )
 
     def lines() -> Iterator[bytes]:

@@ -69,7 +69,7 @@ async function take(fileList) {
   let files = [...fileList];
   if (stats && ofVectors()) return fail(new Error("This collection holds vectors, so it cannot be searched with a picture."));
   if (!files.length || !files.every(({ type }) => /^(image\/|$)/.test(type))) return fail(new Error("That is not a picture file."));
-  if (files.length > MOST_FILES) return fail(new Error(`${files.length} pictures were chosen. At most ${MOST_FILES} can be searched with together.`));
+  if (files.length > MOST_FILES) return fail(new Error(`${files.length} pictures were chosen. At most ${MOST_FILES} can form one query.`));
   try { // into memory: a file may be a folder, or change on disk before it is sent
     files = await Promise.all(files.map(async (file) => new File([await file.arrayBuffer()], file.name, { type: file.type })));
   } catch {

@@ -29,7 +29,7 @@ export async function browse(signal, y) {
   ui.empty.hidden = total > 0;
   ui.emptyTitle.textContent = filters.length ? `No ${noun()} matches the filters` : "The collection is empty";
   ui.emptyText.textContent = filters.length ? "Remove one of them." : stats.read_only || stats.holds === "vectors" || !inFolder()
-    ? "Items appear here once they have been indexed." : "Index a folder of pictures from the command line, or choose one here and add it.";
+    ? "Items appear here once they have been indexed." : "Index a folder of pictures from the command line, or choose a picture here and add it.";
   draw();
   scrollTo(0, y);
   draw();

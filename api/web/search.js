@@ -41,7 +41,7 @@ export function showQuery({ id }, upload) {
     return;
   }
   const urls = upload?.urls ?? [`${imagePath(id)}/file`];
-  const isSame = query && query.id === id && query.upload === upload;
+  const isSame = query && !query.isBroken && query.id === id && query.upload === upload;
   if (!isSame) {
     query = { id, upload, urls, labels: new Set() };
     Object.assign(ui.queryOpen, { disabled: true, ariaLabel: null });
@@ -56,8 +56,12 @@ export function showQuery({ id }, upload) {
 }
 
 function queryImage(src) {
-  const broken = () => el("span", {}, "No preview"); // a format that only the service can read, or a missing file
-  const image = el("img", { alt: "The query picture", decoding: "async", onerror: () => image.replaceWith(broken()), src });
+  const of = query;
+  const broken = () => { // a format that only the service can read, a missing file, or the service is down
+    of.isBroken = true; // the next search tries again
+    image.replaceWith(el("span", {}, "No preview"));
+  };
+  const image = el("img", { alt: "The query picture", decoding: "async", onerror: broken, src });
   return image;
 }
 

@@ -79,7 +79,7 @@ ui.signInForm.onsubmit = async (event) => {
   const response = await fetch("/v1/session", { method: "POST", headers }).catch(() => null);
   if (response?.ok) {
     session = await response.json();
-    ui.key.value = "";
+    ui.signInForm.reset();
     ui.signIn.close("done");
   } else {
     const { detail } = (await response?.json().catch(() => null)) ?? {};

@@ -132,7 +132,7 @@ class CodeSpaces:
             if missing > allow_missing:
                 raise CodesMissing(
                     f"code space {space.id} has no codes for {missing} images, which searches would no longer find: "
-                    "finish `hashseek index reencode` first"
+                    "run `hashseek index reencode` with its checkpoint, which adds them and switches"
                 )
             db.execute("UPDATE spaces SET state = 'ready' WHERE id = ?", (space.id,))
             write_meta(db, "space", str(space.id))

@@ -454,6 +454,21 @@ def test_a_file_is_not_kept_when_its_content_is_stored_from_elsewhere_or_cannot_
     collection.close()
 
 
+def test_an_upload_fails_as_in_a_moved_collection_if_it_is_moved_before_the_end(tmp_path, monkeypatch):
+    with closing(code_collection(tmp_path / "c", n_bits=8)) as collection:
+        add = collection.catalog.add
+
+        def moved(images):
+            outcomes = add(images)
+            (tmp_path / "c").rename(tmp_path / "moved")
+            return outcomes
+
+        monkeypatch.setattr(collection.catalog, "add", moved)
+        with pytest.raises(CatalogReplaced):
+            collection.add_with_file(new_images(np.zeros((1, 1), np.uint8))[0], b"content", suffix=".jpg")
+    assert not (tmp_path / "c").exists()
+
+
 def test_an_upload_never_creates_the_folder_of_a_collection_that_was_moved(tmp_path):
     collection = code_collection(tmp_path / "c", n_bits=8)
     one, two = new_images(np.zeros((2, 1), np.uint8))

@@ -291,6 +291,30 @@ def test_the_next_picture_takes_the_place_of_the_former_one_at_once(browse, site
     following.answer()
 
 
+def test_many_attributes_leave_the_picture_and_the_buttons_in_the_window(browse, own_site):
+    page = browse(f"{own_site}/?id=1", viewport={"width": 1280, "height": 720})
+    expect(page.locator("#hits > li").first).to_be_visible()
+    attributes = {f"exif {number:02}": number for number in range(34)}
+    assert page.request.patch(f"{own_site}/v1/images/{shown(page)[0]}", data={"attributes": attributes}).ok
+    page.reload()
+    page.locator("#hits .frame").first.click()
+    expect(page.locator("#pictureFacts")).to_contain_text("exif 33")
+    for part in ("#pictureImage", "#next"):
+        box = page.locator(part).bounding_box()
+        assert 0 <= box["y"] <= box["y"] + box["height"] <= 720
+
+
+def test_a_query_picture_that_could_not_be_shown_is_loaded_again(browse, site):
+    page = browse(site)
+    page.route("**/file?size=512", lambda route: route.abort())
+    page.goto(f"{site}/?id=7")
+    expect(page.locator("#queryOpen")).to_have_text("No preview")
+    page.unroute("**/file?size=512")
+    page.evaluate("history.pushState(null, '', location.href); history.back()")
+    expect(page.locator("#queryOpen img")).to_be_visible()
+    browse.wrong.clear()  # the request that failed
+
+
 def without_histogram(route):
     """Answer as for a collection in Milvus."""
     answer = route.fetch()
