@@ -54,7 +54,7 @@ class Cluster:
     """Which Ray cluster to use, and how much of it.
 
     Args:
-        address: "local" starts one here, "auto" uses the one that runs here, HOST:PORT another one.
+        address: "local" starts one here; HOST:PORT is one that is running.
         workers: number of processes; None: as many as fit.
         cpus, gpus: of each; parts of a GPU such as 0.25 are shared.
     """
@@ -70,11 +70,11 @@ class Cluster:
             raise BadConfig("--ray needs the package ray: run pip install 'hashseek[ray]'")
         if self.gpus > 1 and self.gpus % 1:
             raise BadConfig(f"--ray-gpus must be a fraction such as 0.25 or a whole number, got {self.gpus}")
-        if self.address in ("local", "auto"):
+        if self.address == "local":
             return
         host, _, port = self.address.removeprefix("ray://").rpartition(":")
         if not host or not port.isdecimal():
-            raise BadConfig(f"--ray must be local, auto or HOST:PORT, got {self.address!r}")
+            raise BadConfig(f"--ray must be local or HOST:PORT, as `ray start` prints it, got {self.address!r}")
         try:  # Ray itself would try for two minutes and end the process
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, OverflowError) as error:
@@ -113,8 +113,8 @@ class Cluster:
         if fit < (self.workers or 1):
             raise BadConfig(
                 f"the cluster has {found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs, too few for "
-                f"{self.workers or 1} workers with {self.cpus:g} CPUs and {self.gpus:g} GPUs each: lower "
-                "--ray-workers, --ray-cpus or --ray-gpus"
+                f"--ray-workers {self.workers or 1} with --ray-cpus {self.cpus:g} and --ray-gpus {self.gpus:g}: "
+                "lower one of these"
             )
         return self.workers or fit
 

@@ -127,17 +127,14 @@ def read_label_file(
     known = {"file", "labels", split_column, *ignore_columns}
     line_of_file: dict[Path, int] = {}
     occurring: set[str] = set()
+    unknown: dict[str, None] = {}
     for row in read_rows(source, one_of=("file",), errors="strict"):
         if isinstance(row, Problem):
             problems.append(row)
             continue
         line, values = row
         where = f"{source.name} line {line}"
-        for column in sorted(values.keys() - known):
-            known.add(column)
-            hint = suggest(column, ("file", "labels", split_column))
-            unknown = f"unknown column {column!r}: {hint}, or ignore it with data.ignore_columns=[{json.dumps(column)}]"
-            problems.append(Problem(source.name, unknown, skipped=False))
+        unknown |= dict.fromkeys(column for column in values if column not in known)
         found, remarks = parse_labels(values.get("labels"))
         occurring.update(found)
         labels = without_labels(found, drop_labels)
@@ -160,6 +157,12 @@ def read_label_file(
         line_of_file[path] = line
         items.append(Item(path, file, labels, split, line))
     check_patterns(drop_labels, occurring, source=source)
+    if unknown:
+        hint = suggest(next(iter(unknown)), ("file", "labels", split_column))
+        ignored = json.dumps([*ignore_columns, *unknown], ensure_ascii=False)
+        columns = ", ".join(map(repr, unknown))
+        reason = f"unknown columns: {columns} ({hint}); correct or ignore them (data.ignore_columns={ignored})"
+        problems.insert(0, Problem(source.name, reason, skipped=False))
     return LabelFile(source, tuple(items), tuple(problems))
 
 

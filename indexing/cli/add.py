@@ -141,7 +141,7 @@ def add(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Encode on a Ray cluster: local (start one here), auto (one already running here) or HOST:PORT.",
+            help="Encode on a Ray cluster: local (start one here) or the HOST:PORT of a running one.",
         ),
     ] = None,
     ray_workers: Annotated[
@@ -249,7 +249,7 @@ def _refuse_combinations(collection: Path, given: Container[str]) -> None:
         uri = parse_uri(collection)
         refuse(f"the collection {uri}", ["--watch", "--dry-run"], given)
         if "--checkpoint" not in given:
-            raise BadConfig(f"{uri} keeps no checkpoint: give the one for its codes with --checkpoint")
+            raise BadConfig(f"{uri} keeps no checkpoint: give the file it was created with (--checkpoint)")
 
 
 @dataclass(frozen=True)
