@@ -34,12 +34,12 @@ def answering(handler: Callable[..., Any], kind: type[HTTPServer] = ThreadingHTT
 
 
 def url_of(server: HTTPServer) -> str:
-    """Its address."""
+    """The URL of a server."""
     return f"http://127.0.0.1:{server.server_port}"
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """The address under which the files of a folder are served from this machine."""
+    """The URL under which the files of a folder are served from this machine."""
     with answering(partial(_Files, directory=str(folder))) as server:
         yield url_of(server)

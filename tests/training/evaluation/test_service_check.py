@@ -156,7 +156,7 @@ def test_a_service_that_ranks_otherwise_is_found_out(world, serve, capsys):
     code, printed, _ = run_command(capsys, *arguments, "--device", "cpu", "--precision", "fp32")
     assert code == 1
     listed = re.findall(
-        r"^- .*: (\d+) of 40 ranks differ, first at rank (\d+): .* (.*) at \d+ bits, .* (.*) at", printed, re.M
+        r"^- .*: (\d+) of 40 ranks differ, first at rank (\d+): .* (.*) at distance \d+, .* (.*) at", printed, re.M
     )
     assert len(listed) == 8
     for n_ranks, first, one, other in listed:
