@@ -238,7 +238,7 @@ def test_a_cluster_that_refuses_the_token_is_named_and_nothing_is_left(checkpoin
 
 @NEEDS_RAY
 def test_a_cluster_that_is_not_there_is_refused():
-    for address in ("127.0.0.1:1", "127.0.0.1:99999", "nowhere"):
+    for address in ("127.0.0.1:1", "127.0.0.1:99999", "nowhere", "auto"):
         with pytest.raises(BadConfig, match=address):  # before a hash layer is fitted
             Cluster(address).check()
     with pytest.raises(BadConfig, match="1.5"):

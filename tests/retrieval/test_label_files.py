@@ -146,6 +146,8 @@ def test_corrections_are_reported_but_skip_nothing(folder):
     assert "'labels'" in unknown.reason
     assert "'dog, cat'" in comma.reason
     assert read_label_file(path, ignore_columns=("label",)).problems == (comma,)
+    several = read_label_file(write(folder, "file,labels,year,Straße\na.jpg,cat,1,2\n")).problems
+    assert [('["year", "Straße"]' in problem.reason, problem.skipped) for problem in several] == [(True, False)]
 
 
 def test_what_is_no_label_in_a_list_is_left_out_and_reported(folder):
