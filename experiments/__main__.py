@@ -89,12 +89,12 @@ def losses(
     split once.
     """
     from experiments.comparison import Experiment, run
-    from experiments.methods import METHODS
+    from experiments.methods import COMPARED
 
-    methods, folder = _known(method, METHODS), out or Path("runs") / Path(data).stem
+    methods, folder = _known(method, COMPARED), out or Path("runs") / Path(data).stem
     experiment = Experiment(data, tuple(dict.fromkeys(bits or (12, 24, 36, 48))), seeds, trials, epochs)
     run(folder, experiment, methods=methods, jobs=jobs, say=_say)
-    _show(folder, methods)
+    _show(folder)
 
 
 @reproduce.command("finetuned")
@@ -113,26 +113,26 @@ def finetuned(
     """
     from experiments.comparison import TUNED
     from experiments.finetuned import CHOSEN, FOLDER, run_finetuned
-    from experiments.methods import METHODS
+    from experiments.methods import COMPARED, METHODS
 
     lengths = tuple(dict.fromkeys(bits or TUNED[::-1]))
     if unknown := set(lengths) - set(TUNED):
         raise BadConfig(f"no settings are searched at {min(unknown)} bits: choose among {TUNED[0]} and {TUNED[1]}")
-    methods = _known(method, [name for name in METHODS if METHODS[name].space]) if method else list(CHOSEN)
+    methods = _known(method, [name for name in COMPARED if METHODS[name].space]) if method else list(CHOSEN)
     _searched_budget(out, methods, lengths, seeds)
     run_finetuned(out, methods, lengths=lengths, seeds=seeds, jobs=jobs, say=_say)
-    _show(out / FOLDER, methods)
+    _show(out / FOLDER)
 
 
 @reproduce.command("hyp2-tables")
 def hyp2_tables(
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per variant and length.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per variant and length.")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="Number of variants to run in parallel.")] = 2,
     out: Annotated[Path, typer.Option(help="Run folder of the comparison; finished runs are kept.")] = Path(
         "runs/mirflickr"
     ),
 ) -> None:
-    """HyP2's Tables 5 and 6 on MIRFLICKR, with the settings that the comparison `losses` has chosen for HyP2."""
+    """HyP2's Tables 5 and 6 on MIRFLICKR: ablations with searches of their own, and HyP2 as chosen by `losses`."""
     from experiments import hyp2_tables as tables
     from experiments.comparison import TUNED, Experiment
 
@@ -157,7 +157,7 @@ def unsupervised(
 
 
 def _searched_budget(folder: Path, methods: Collection[str], lengths: Collection[int], seeds: int) -> dict[str, int]:
-    """What later runs share with the budget of a comparison: its epochs; nothing if the folder does not record them.
+    """The budget of a comparison, which later runs share; nothing if the folder does not record it.
 
     Raises:
         BadConfig: the folder is not a comparison on mirflickr that has chosen settings of the methods at these lengths,
@@ -175,16 +175,16 @@ def _searched_budget(folder: Path, methods: Collection[str], lengths: Collection
         raise BadConfig(
             f"{folder} is a comparison on {budget['data']}, but this command is for mirflickr: choose another --out"
         )
-    return {"epochs": budget["epochs"]}
+    return {name: budget[name] for name in ("epochs", "n_trials")}
 
 
-def _show(folder: Path, methods: list[str]) -> None:
-    """Write the diagrams of a comparison, and print its tables."""
+def _show(folder: Path) -> None:
+    """Write the diagrams of a comparison, and print its tables: of all methods with finished runs in its folder."""
     from experiments.comparison_report import as_markdown, write_plots
 
-    for file in write_plots(folder, methods=methods):
+    for file in write_plots(folder):
         _say(f"wrote {file}")
-    typer.echo(as_markdown(folder, methods=methods), nl=False)
+    typer.echo(as_markdown(folder), nl=False)
 
 
 def _known(chosen: list[str] | None, methods: Collection[str]) -> list[str]:

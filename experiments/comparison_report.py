@@ -11,7 +11,7 @@ from scipy.stats import friedmanchisquare, rankdata, studentized_range, t
 
 from experiments.comparison import rows_of
 from experiments.critical_difference import write_diagram
-from experiments.methods import METHODS
+from experiments.methods import COMPARED, METHODS
 from experiments.scoring import N
 from hashseek.retrieval.metrics import holm, randomization_test
 from hashseek.training.report_format import Table, table_as_markdown
@@ -29,9 +29,9 @@ _OF_QUERY = {"mAP": "AP", "asymmetric": "asymmetric_AP"}
 CONTROL = "tie_aware"  # ours, which is compared with every other method; chosen before any run
 
 
-def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
+def as_markdown(folder: Path) -> str:
     """The tables of all finished runs, best first at the longest code, and the tests of `paired_tests`."""
-    rows = [row for method in methods for row in rows_of(folder, method)]
+    rows = [row for method in COMPARED for row in rows_of(folder, method)]
     if not rows:
         return "no run is finished yet\n"
     bits = sorted({row["n_bits"] for row in rows})
@@ -58,19 +58,19 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
             lines += _tests(rows, bits, ordered, of_query=_OF_QUERY[key])
     distances = [
         [METHODS[method].title, *(f"{mean(method, key):.1f}" for key in ("d_intra", "d_inter"))]
-        for method in methods
+        for method in COMPARED
         if mean(method, "d_intra") >= 0
     ]
     table = table_as_markdown(Table(["method", "d_intra", "d_inter"], distances, text_columns=1))
-    lines += [f"Mean distances in bits at {bits[-1]} bits:", "", table, *_chosen_table(folder, methods)]
+    lines += [f"Mean distances in bits at {bits[-1]} bits:", "", table, *_chosen_table(folder)]
     return "\n".join(lines) + "\n"
 
 
-def _chosen_table(folder: Path, methods: Sequence[str]) -> list[str]:
+def _chosen_table(folder: Path) -> list[str]:
     """What each search chose; nothing for a folder without searches."""
     rows = [
         [METHODS[method].title, str(choice["n_bits"]), str(choice["seed"]), f"`{', '.join(choice['settings'])}`"]
-        for method in methods
+        for method in COMPARED
         for choice in sorted(
             read_records(folder / method / "chosen.jsonl"), key=lambda choice: (choice["n_bits"], choice["seed"])
         )
@@ -127,9 +127,9 @@ def mean_ranks(means: Mapping[str, NDArray[np.float64]]) -> tuple[dict[str, floa
     return dict(zip(means, ranks.tolist(), strict=True)), float(critical)
 
 
-def write_plots(folder: Path, *, methods: Sequence[str]) -> list[Path]:
+def write_plots(folder: Path) -> list[Path]:
     """Write the critical-difference diagrams of all lengths, by distance and by outputs; returns their files."""
-    rows = [row for method in methods for row in rows_of(folder, method)]
+    rows = [row for method in COMPARED for row in rows_of(folder, method)]
     files: list[Path] = []
     for key, of_query in _OF_QUERY.items():
         panels = []

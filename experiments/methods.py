@@ -49,6 +49,9 @@ METHODS: dict[str, Method] = {
     "tie_aware": _loss("Tie-aware (ours)", "tie_aware", {**_ALL, **_A, "loss.weight": [0.5, 1.0, 3.0, 6.0, 12.0]}),
     "tie_aware_pairs": _loss("Tie-aware, weight 0", "tie_aware", {**_ALL, **_A}, "loss.weight=0"),
     "hyp2": _loss("HyP2", "hyp2", {**_PROXIES, **_BETA}),
+    "hyp2_pair": _loss("HyP2, pair term with all pairs", "hyp2_pair", _ALL),
+    "hyp2_proxy": _loss("HyP2, proxy term", "hyp2_proxy", _PROXIES),
+    "hyp2_proxy_pair": _loss("HyP2, proxy term and pair term with all pairs", "hyp2_proxy_pair", {**_PROXIES, **_BETA}),
     "dsh": _loss("DSH", "dsh", {**_ALL, "loss.alpha": log_space(1e-3, 1e-1), "loss.m": log_space(0.3, 20)}),
     "dpsh": _loss("DPSH", "dpsh", {**_ALL, "loss.eta": log_space(1e-3, 10.0)}),
     "dhn": _loss("DHN", "dhn", {**_ALL, "loss.lam": log_space(1e-3, 10.0), "loss.inner": log_space(0.5, 30.0)}),
@@ -82,6 +85,9 @@ METHODS: dict[str, Method] = {
 }
 """Ours, rows of HyP2's Table 3, contrastive losses with a quantisation term, a loss without labels, untrained
 layers, and the features themselves."""
+
+COMPARED = tuple(name for name in METHODS if not name.startswith("hyp2_"))
+"""Those of the comparison; the others are ablations for HyP2's own tables."""
 
 # Settings that depend on the code length K, as K to this power: inner products and squared distances are sums over the
 # bits, so the factor of an inner product falls with K, and the margin of a distance grows.

@@ -64,7 +64,8 @@ def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found])
         if len(contents) < 2:  # reads only as many files as it takes to find two that differ
             contents[_content(found)] = found
     if n == 0:
-        raise BadDataset(f"there are no images to fit a hash layer to{_first(problems)}: add some that can be used")
+        first = problems[0] if problems else "there are no images to fit a hash layer to: add some"
+        raise BadDataset(first + (f" (and {len(problems) - 1:,} more problems)" if len(problems) > 1 else ""))
     if len(contents) == 1:
         only = next(iter(contents.values()))
         if isinstance(only.uri, Path):  # perhaps it is no image at all, which decoding reports
@@ -213,9 +214,7 @@ def fit_head(model: HashModel, features: Features, *, what: Literal["images", "v
         method = "random"
         layer = fit_hash_layer(features, n_bits=n_bits, method=method, seed=SEED)
         if n_bits > width:
-            fallback = (
-                f"{n_bits} bits cannot be learned from features of {width:,} numbers: use --bits {width} or fewer"
-            )
+            fallback = f"{n_bits} bits cannot be learned from {width:,} numbers: use fewer than {width:,} bits (--bits)"
         elif n <= n_bits:
             fallback = f"{n:,} {what} are too few to learn {n_bits} bits: use more than {n_bits} {what}, or fewer bits"
         else:

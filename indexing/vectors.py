@@ -168,7 +168,9 @@ def check(
     rows: dict[str | None, int] = {}
     for row, entry in enumerate(entries):
         if entry.key in rows:
-            raise BadDataset(f"rows {rows[entry.key]} and {row} (counted from 0) have the same id {entry.key!r:.80}")
+            raise BadDataset(
+                f"rows {rows[entry.key]} and {row} (counted from 0) have the same id {entry.key!r:.80}: leave one out"
+            )
         rows[entry.key] = row
         try:
             check_described(entry.labels, entry.key, entry.attributes)

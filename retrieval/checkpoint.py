@@ -310,7 +310,8 @@ def _as_json(preprocessing: Preprocessing | None) -> dict[str, Any] | None:
 
 def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], Weights]:
     if path.is_dir():
-        raise BadCheckpoint(f"{path} is a folder: give a checkpoint in it, such as {path / 'best.safetensors'}")
+        example = next(path.glob("*.safetensors"), path / "best.safetensors")
+        raise BadCheckpoint(f"{path} is a folder: give a checkpoint in it, such as {example}")
     if not path.is_file():
         raise BadCheckpoint(
             f"there is no checkpoint {path}: correct the path, or train one with `hashseek train`; if a collection has "

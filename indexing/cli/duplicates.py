@@ -70,7 +70,7 @@ def duplicates(
         for group in groups:
             _print_group(opened, group, as_json=as_json)
         if not groups and not as_json:
-            typer.echo(f"no near-duplicates were found within {radius} bits")
+            typer.echo(f"no near-duplicates were found within {radius} bits: --radius sets another limit")
 
 
 def _print_group(opened: Collection, group: "Mapping[int, Orientation | None]", *, as_json: bool) -> None:

@@ -55,7 +55,8 @@ def add_vectors(
             typer.echo(f"fitted {bits} bits to vectors of {vectors.shape[1]:,} numbers without labels")
             if fallback:
                 typer.echo(
-                    f"the hash layer is a random rotation, which needs more bits for the same quality: {fallback}"
+                    f"the hash layer is a random rotation, which needs more bits for the same quality: {fallback}, in "
+                    "a new collection"
                 )
         opened = stack.enter_context(open_for_adding(folder, checkpoint=checkpoint, keep_features=keep_features))
         encoder = Searcher.open(opened).vector_encoder

@@ -2,12 +2,11 @@
 
 import copy
 import importlib
-from contextlib import suppress
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from hashseek.retrieval.errors import BadConfig, suggest
+from hashseek.retrieval.errors import BadConfig, first_line, suggest
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.names import TIMM, check_image_backbone
 
@@ -64,9 +63,15 @@ def _check_reachable(repository: str) -> None:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 
-    if try_to_load_from_cache(repository, "model.safetensors") is None:
-        with suppress(EntryNotFoundError):  # the weights may have another file name
-            get_hf_file_metadata(hf_hub_url(repository, "model.safetensors"), timeout=10)
+    if try_to_load_from_cache(repository, "model.safetensors") is not None:
+        return
+    url = hf_hub_url(repository, "model.safetensors")
+    try:
+        get_hf_file_metadata(url, timeout=10)
+    except EntryNotFoundError:
+        pass  # the weights may have another file name
+    except Exception as error:  # of httpx, of the hub, or of the system
+        raise ConnectionError(f"{url}: {first_line(error)}") from None
 
 
 def converted(network: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:

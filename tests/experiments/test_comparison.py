@@ -48,14 +48,14 @@ def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
 
 def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path, monkeypatch, own_cache):
     out, methods = tmp_path / "out", ("hyp2",)
-    assert as_markdown(out, methods=methods) == "no run is finished yet\n"
+    assert as_markdown(out) == "no run is finished yet\n"
     experiment = Experiment(own, bits=(12,), n_seeds=1, n_trials=1, epochs=2, base=base)
     said: list[str] = []
     run(out, experiment, methods=methods, jobs=1, say=said.append)
     assert any("N = 1000 " in line for line in said), "the database is smaller"
     before = rows_of(out, "hyp2")
     assert [(row["n_bits"], row["seed"]) for row in before] == [(12, 0)]
-    table = as_markdown(out, methods=methods)
+    table = as_markdown(out)
     assert f"| HyP2 | {before[0]['mAP']:.4f} |" in table
     [choice] = read_records(out / "hyp2" / "chosen.jsonl")
     assert set(choice["settings"]) < set(before[0]["settings"]), "the table has what the run used"
@@ -104,7 +104,7 @@ def test_every_seed_has_its_own_search_and_more_seeds_extend_a_comparison(base, 
     choices = read_records(out / "dhn" / "chosen.jsonl")
     assert [choice["seed"] for choice in choices] == [0, 1]
     assert set(choices[1]["settings"]) < set(other["settings"])
-    table = as_markdown(out, methods=methods)
+    table = as_markdown(out)
     assert 0 < table.find("| DHN | 12 | 0 |") < table.find("| DHN | 12 | 1 |")
 
 
@@ -184,14 +184,14 @@ def test_chosen_settings_are_fine_tuned_once(base, tmp_path, monkeypatch, own_ca
     assert all(0 < row["worst"] <= row["mAP"] <= row["best"] <= 1 for row in rows)
     both = np.array([row["mAP"] for row in rows])
     cell = f"{both.mean():.4f} ± {both.std(ddof=1):.4f}"
-    assert f"| {METHODS['hashnet'].title} | {cell} |" in as_markdown(place.parent, methods=["hashnet"])
+    assert f"| {METHODS['hashnet'].title} | {cell} |" in as_markdown(place.parent)
 
 
 def test_the_published_table_of_fine_tuning_is_that_of_its_rows():
     rows, table = RESULTS / "mirflickr" / finetuned.FOLDER, RESULTS / "mirflickr-finetuned.md"
     methods = [method for method in METHODS if rows_of(rows, method)]
     published = set(table.read_text(encoding="utf-8").splitlines())
-    cells = [line for line in as_markdown(rows, methods=methods).splitlines() if line.startswith("|")]
+    cells = [line for line in as_markdown(rows).splitlines() if line.startswith("|")]
     assert len(cells) > len(methods)
     assert {line for line in cells if "%" not in line} <= published  # without tests: processors round differently
     for method in methods:
@@ -295,13 +295,13 @@ def test_a_method_ahead_for_a_few_queries_has_a_worse_mean_rank(tmp_path):
     for method in ("tie_aware", "hyp2", "dsh"):
         (tmp_path / method).mkdir()
         write_records(tmp_path / method / "rows.jsonl", [row for row in rows if row["method"] == method])
-    table = as_markdown(tmp_path, methods=["dsh", "hyp2", "tie_aware"])
+    table = as_markdown(tmp_path)
     tested = paired_tests(rows, 12, of_query="AP")
     assert tested["dsh"].better == pytest.approx(0.9)
     assert f"| DSH | {tested['dsh']} |" in table
     [line] = [line for line in table.splitlines() if line.startswith("- 12 bits: ")]
     assert line.startswith("- 12 bits: Tie-aware (ours) is number 1 of 3, and the first for 2 of 2 seeds.")
-    assert line.rpartition(" Significantly better: ")[2].startswith("DSH; HyP2.")
+    assert line.rpartition(" Significantly better: ")[2].startswith("HyP2; DSH.")
 
 
 def test_mean_ranks_and_bars_are_those_of_demsar(tmp_path):
@@ -324,7 +324,7 @@ def test_mean_ranks_and_bars_are_those_of_demsar(tmp_path):
         (tmp_path / row["method"]).mkdir(exist_ok=True)
     for method in ("hyp2", "dsh", "csq", "itq"):
         write_records(tmp_path / method / "rows.jsonl", [row for row in rows if row["method"] == method])
-    files = write_plots(tmp_path, methods=list(METHODS))
+    files = write_plots(tmp_path)
     assert {file.name for file in files} == {
         f"critical-difference-{key}.{kind}" for key in ("mAP", "asymmetric") for kind in ("svg", "png")
     }
@@ -476,7 +476,7 @@ def test_layers_that_are_not_trained_stand_beside_the_others(base, own, tmp_path
         assert [row["n_bits"] for row in rows] == lengths.get(method, [2, 2, 30, 30])
         if method != "cosine":
             assert all(len(row["AP"]) == len(row["asymmetric_AP"]) == 8 for row in rows)
-    table = as_markdown(tmp_path / "out", methods=list(METHODS))
+    table = as_markdown(tmp_path / "out")
     assert table.count("| ITQ, no labels |") == 5, "two rankings and their tests, and distances"
     assert table.count("Cosine of the features") == 1, "it has no codes: neither outputs, nor distances, nor tests"
     assert "30 bits: " in table

@@ -9,8 +9,9 @@ from experiments import __main__ as program
 from experiments import hyp2_tables as tables
 from experiments.comparison import Experiment, rows_of
 from experiments.finetuned import CHOSEN
+from experiments.methods import METHODS
 from hashseek.retrieval.errors import BadConfig
-from hashseek.training.runs.run_folder import write_records
+from hashseek.training.runs.run_folder import read_records, write_records
 
 
 def test_distances_to_centres_are_those_worked_by_hand():
@@ -43,6 +44,17 @@ def test_a_variant_is_trained_once_with_the_settings_of_hyp2(base, own, tmp_path
     mean = np.mean([row["mAP"] for row in rows])
     assert f"| HyP2, beta 1.00 | ours | {mean:.4f} ± " in printed
     assert "| HyP2, beta 1.00 | paper | 0.845 | 0.881 | 0.893 | 0.901 |" in printed
+
+
+def test_an_ablation_has_a_search_of_its_own(base, own, tmp_path, own_cache):
+    experiment = Experiment(own, bits=(12,), n_seeds=1, n_trials=1, epochs=1, base=base)
+    tables.run_variant("proxy + pair", experiment, tmp_path)
+    [choice] = read_records(tmp_path / "hyp2_proxy_pair" / "chosen.jsonl")
+    assert {setting.split("=")[0] for setting in choice["settings"]} == set(METHODS["hyp2_proxy_pair"].space)
+    [row] = rows_of(tmp_path / tables.FOLDER, "proxy + pair")
+    # HyP2 with the same AP: no difference, and all queries are equal.
+    write_records(tmp_path / tables.FOLDER / "HyP2, beta 1.00" / "rows.jsonl", [row | {"method": "HyP2, beta 1.00"}])
+    assert "| proxy + pair | +0.0000 (1; 1) 50% |" in tables.as_markdown(tmp_path)
 
 
 @pytest.mark.parametrize("command", [program.finetuned, program.hyp2_tables])

@@ -56,7 +56,10 @@ def train(
 
     progress = Progress(quiet=started is not None and started.rank > 0)
     result = fit(settings, out=folder, resume=resume, quiet=progress.quiet)
-    score = "" if math.isnan(result.best_score) else f" with validation mAP {result.best_score:.4f}"
-    progress.console.print(f"best epoch {result.best_epoch}{score}; run folder {folder}", markup=False)
+    if math.isnan(result.best_score):
+        chosen = f"last epoch {result.best_epoch}"
+    else:
+        chosen = f"best epoch {result.best_epoch} with validation mAP {result.best_score:.4f}"
+    progress.console.print(f"{chosen}; run folder {folder}", markup=False)
     if not progress.quiet:
         typer.echo(result.run.best)

@@ -254,7 +254,7 @@ def _train(
             write_records(run.log, state.records)
             tracker.epoch(record)
             save_state(run, state.saved(config))
-        shown.epoch(record, is_best=is_best)
+        shown.epoch(record, is_best=is_best and not math.isnan(score))
         if on_epoch is not None:
             on_epoch(record)
     if tracker is not None:

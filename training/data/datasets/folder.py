@@ -183,7 +183,8 @@ def _read_class_folders(root: Path) -> LabelFile:
     if not items:
         raise BadDataset(
             f"the folder {root} has no labels.csv, no labels.jsonl and no subfolders with images: add a list of its "
-            "images with their labels, or sort the images into one subfolder per class"
+            "images with their labels, or sort the images into one subfolder per class; to train without labels, set "
+            "data.name=pictures and loss.name=bihalf"
         )
     return LabelFile(root, tuple(items), tuple(problems))
 
