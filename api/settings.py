@@ -79,6 +79,12 @@ class Settings:
             help="Public HOST or HOST:PORT whose pictures clients may search with by URL; may be repeated.",
         ),
     ] = None
+    allow_private: Annotated[
+        bool,
+        typer.Option(
+            "--allow-private", help="Also show stored pictures whose URL is on this machine or in a private network."
+        ),
+    ] = False
     reports: Annotated[
         Path | None,
         typer.Option(help="Folder with reports of evaluations and training runs, to be listed at /v1/reports."),

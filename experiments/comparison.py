@@ -80,16 +80,23 @@ def load_inputs(experiment: Experiment) -> Inputs:
     return replace(inputs, gallery=inputs_of(experiment.config(*gallery))) if gallery else inputs
 
 
+def settings_of(method: str, experiment: Experiment) -> tuple[str, ...]:
+    """The fixed settings of a method on the data of an experiment."""
+    entry = METHODS[method]
+    starts_at_random = experiment.config().model.start_of_head == "random"
+    return (*entry.settings, *(entry.random_start if starts_at_random else ()))
+
+
 def tune(method: str, n_bits: int, seed: int, experiment: Experiment, folder: Path) -> None:
     """Search the method's settings at a length on a validation part, unless `folder` already has the choice."""
     place = folder / method
     choices = read_records(place / "chosen.jsonl")
     if any((choice["n_bits"], choice["seed"]) == (n_bits, seed) for choice in choices):
         return
-    data, entry = data_of(experiment.data), METHODS[method]
+    data = data_of(experiment.data)
     validation = (f"train.val_fraction={_HELD_OUT}", f"train.val_database={data.val_database}")
     tuning = (*validation, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}", f"train.seed={seed}")
-    content = read_config(data.config, (*experiment.settings, *tuning, *entry.settings))
+    content = read_config(data.config, (*experiment.settings, *tuning, *settings_of(method, experiment)))
     # Otherwise all methods would try the same rates, on all data.
     drawn = crc32(f"{experiment.data} {method} {n_bits} {seed}".encode())
     content["sweep"] = {"space": space_at(method, n_bits), "trials": experiment.n_trials, "seed": drawn}
@@ -209,7 +216,7 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
             if entry.space:
                 tune(method, tuned_length(n_bits), seed, experiment, folder)
                 chosen = chosen_settings(folder, method, n_bits, seed)
-            settings = (*entry.settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
+            settings = (*settings_of(method, experiment), *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
             config, out = experiment.config(*settings), run_folder(folder, method, n_bits, seed)
             checkpoint, facts = trained(config, out, inputs.splits)
             scores = {**scores_of(outputs_of(checkpoint), inputs), **facts, "settings": list(settings)}

@@ -31,18 +31,20 @@ _BIHALF = ("loss.gamma=60", "optimizer.lr=0.001", "model.dropout=0", "train.epoc
 class Method:
     """One row of the table.
 
-    settings: overrides of the configuration. space: what is searched, for codes of one bit, see `space_at`; if it is
+    settings: overrides of the configuration. random_start: more of them, where the hash layer does not start from ITQ.
+    space: what is searched, for codes of one bit, see `space_at`; if it is
     empty, the settings are fixed. fitted: a method without training, see `fitted`.
     """
 
     title: str
     settings: tuple[str, ...] = ()
+    random_start: tuple[str, ...] = ()
     space: Space = field(default_factory=dict)
     fitted: str | None = None
 
 
 def _loss(title: str, name: str, space: Space, *settings: str) -> Method:
-    return Method(title, (f"loss.name={name}", *settings), space)
+    return Method(title, (f"loss.name={name}", *settings), space=space)
 
 
 METHODS: dict[str, Method] = {
@@ -58,7 +60,12 @@ METHODS: dict[str, Method] = {
     "hashnet": _loss("HashNet", "hashnet", {**_ALL, **_A, "loss.continuation": ["epoch", "iteration", "none"]}),
     "idhn": _loss("IDHN", "idhn", {**_ALL, "loss.gamma": log_space(1e-3, 1.0), "loss.alpha": log_space(3e-3, 1.0)}),
     "csq": _loss("CSQ", "csq", {**_ALL, "loss.lam": log_space(1e-4, 1.0)}),
-    "orthohash": _loss("OrthoHash", "orthohash", {**_ALL, "loss.s": log_space(0.5, 32.0), "loss.m": _MARGIN}),
+    "orthohash": Method(
+        "OrthoHash",
+        ("loss.name=orthohash",),
+        ("model.head=linear_bn",),  # as in its paper; ITQ fits a single layer
+        {**_ALL, "loss.s": log_space(0.5, 32.0), "loss.m": _MARGIN},
+    ),
     "proxy_anchor": _loss(
         "Proxy Anchor", "proxy_anchor", {**_PROXIES, "loss.alpha": log_space(0.5, 64.0), "loss.delta": _MARGIN}
     ),

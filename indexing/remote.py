@@ -190,7 +190,7 @@ class _Download:
         addresses = [str(entry[4][0]) for entry in found]
         for address in addresses:
             if not self.allow_private and not is_public(address):
-                remedy = "use --allow-private if you trust the list" if self.only is None else "it is not downloaded"
+                remedy = "use --allow-private if you trust it" if self.only is None else "it is not downloaded"
                 raise BadImage(f"{self.url} resolves to {address}, which is not a public IP address: {remedy}")
         return addresses[0]
 

@@ -124,6 +124,9 @@ class MemorySection(_Section):
     until_full: bool = Field(default=False, description="do not use the queue until it is full")
 
 
+_FITTED_HEADS = ("linear", "normalized")  # single layers
+
+
 class ModelSection(_Section):
     """Backbone, weights, code length and the network's input."""
 
@@ -158,10 +161,11 @@ class ModelSection(_Section):
         default=None, description="`bilinear` or `bicubic`; none: that of the backbone's weights"
     )
     head: str = Field(default="linear", description="`linear`, `normalized`, `linear_bn`, `mlp` or `mlp:1024`")
-    head_init: Literal["random", "pca", "itq", "weighted_itq"] = Field(
-        default="random",
+    head_init: Literal["random", "pca", "itq", "weighted_itq"] | None = Field(
+        default=None,
         description="how the hash layer is initialised: `random`, or fitted to the features of the training images by "
-        "`itq`, `pca` or `weighted_itq`; for the heads `linear` and `normalized`",
+        "`itq`, `pca` or `weighted_itq`, for the heads `linear` and `normalized`; none: `itq` for these heads on a "
+        "frozen backbone, otherwise `random`",
     )
     dropout: float = Field(default=0, ge=0, lt=1, description="dropout of the features before the heads")
     freeze_backbone: bool = Field(
@@ -184,12 +188,17 @@ class ModelSection(_Section):
 
     @model_validator(mode="after")
     def _head_can_be_fitted(self) -> "ModelSection":
-        if self.head_init != "random" and self.head not in ("linear", "normalized"):
+        if self.start_of_head != "random" and self.head not in _FITTED_HEADS:
             raise ValueError(
                 f"head_init = {self.head_init!r} fits a single linear layer, but head is {self.head!r}: set head to "
                 "'linear' or 'normalized', or head_init to 'random'"
             )
         return self
+
+    @property
+    def start_of_head(self) -> Literal["random", "pca", "itq", "weighted_itq"]:
+        """`head_init`, or its default."""
+        return self.head_init or ("itq" if self.freeze_backbone and self.head in _FITTED_HEADS else "random")
 
     def preprocessing(self, default: "Preprocessing") -> "Preprocessing":
         """`default`, replaced by the values that are set here."""

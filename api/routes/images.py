@@ -165,11 +165,14 @@ async def get_file(
 ) -> Response:
     """The file of a stored image, or a JPEG thumbnail of it. 304 if the client sends the current ETag."""
     known = request.headers.get("if-none-match", "")
-    work = partial(_file, image_id, searcher, collections.decoders, parameters.size, known)
+    allow_private = collections.settings.allow_private
+    work = partial(_file, image_id, searcher, collections.decoders, parameters.size, known, allow_private)
     return await to_thread.run_sync(work, limiter=collections.file_reads)
 
 
-def _file(image_id: int, searcher: Searcher, decoders: Decoders, size: int | None, known: str) -> Response:
+def _file(
+    image_id: int, searcher: Searcher, decoders: Decoders, size: int | None, known: str, allow_private: bool
+) -> Response:
     """The response of `get_file`; `known` are the ETags that the client has."""
     stored = searcher.collection.one(image_id)
     if not stored.path:
@@ -189,11 +192,12 @@ def _file(image_id: int, searcher: Searcher, decoders: Decoders, size: int | Non
             headers["Content-Length"] = str(os.fstat(opened.fileno()).st_size)
             return StreamingResponse(chain([first], chunks), media_type=stored.media_type, headers=headers)
         # A file, a member of a tar, or a URL: `index add --url-megabytes` may have allowed a larger one.
-        data = open_uri(uri, max_bytes=max(MAX_BYTES, stored.bytes), seconds=URL_SECONDS)
+        most = max(MAX_BYTES, stored.bytes)
+        data = open_uri(uri, allow_private=allow_private, max_bytes=most, seconds=URL_SECONDS)
     except (BadImage, OSError) as error:
         if is_remote(uri):
             log.warning("image %d: %s", image_id, error)
-            raise FileNotSent(f"image {image_id} was indexed by URL, and its host does not send it now") from None
+            raise FileNotSent(f"image {image_id} was indexed by URL, which cannot be read now") from None
         reason = str(error).replace(uri, shown)
         raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {reason}") from None
     _check_signature(image_id, data)

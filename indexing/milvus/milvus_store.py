@@ -64,6 +64,7 @@ class MilvusStore:
         """
         self.uri = uri
         self._checkpoint = checkpoint
+        self._adds = create
         self._counted = 0.0
         self._counts: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._lock = threading.Lock()
@@ -136,7 +137,7 @@ class MilvusStore:
         return "IVF" not in self.kind
 
     def __len__(self) -> int:
-        return self._count("")
+        return self._count("", "Strong" if self._adds else None)  # after an add, it counts what was added
 
     def close(self) -> None:
         """Close the connection."""
@@ -271,8 +272,8 @@ class MilvusStore:
     def _ids(self, among: str, size: int = MOST, *, after: int = 0) -> Iterator[int]:
         return (row["id"] for page in self._pages(among, ["id"], size, after=after) for row in page)
 
-    def _count(self, among: str) -> int:
-        return int(self._query(among, ["count(*)"], 1)[0]["count(*)"])
+    def _count(self, among: str, consistency: str | None = None) -> int:
+        return int(self._query(among, ["count(*)"], 1, consistency)[0]["count(*)"])
 
     def _row(self, image_id: int, fields: list[str], consistency: str | None = None) -> Row:
         found = self._rows("id", [image_id], fields, consistency) if 0 <= image_id < 2**63 else []

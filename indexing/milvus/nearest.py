@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from hashseek.indexing.milvus.connection import Connection
 from hashseek.indexing.milvus.expressions import both
 from hashseek.indexing.milvus.rows import CODE, N_IDS, code_bytes
+from hashseek.retrieval.errors import BadConfig
 
 MOST = 16_384  # results that Milvus returns at once
 
@@ -41,8 +42,13 @@ class Nearest:
 
         Beyond the most that Milvus returns at once, and for ties, the images are fetched one distance after
         another.
+
+        Raises:
+            BadConfig: an index with lists can return no more than `MOST`.
         """
         first = min(2 * k + 64, MOST)
+        if "nprobe" in self.params:
+            return self._from_lists(k, first, radius=radius, ties=ties)
         found = self._fetch(first, self.among, radius=radius + 1)
         if len(found) == first and found[-1].distance == found[min(k, first) - 1].distance:
             distance = found[-1].distance
@@ -50,6 +56,24 @@ class Nearest:
             while len(found) < k and distance <= radius:
                 found += self._at(distance, None if ties else k - len(found), 0, N_IDS)
                 distance += 1
+        if ties and len(found) > k:
+            return [one for one in found if one.distance <= found[k - 1].distance]
+        return found[:k]
+
+    def _from_lists(self, k: int, n: int, *, radius: int, ties: bool) -> list[Found]:
+        """`search` in an index with lists, starting with the `n` nearest: more, until the last distance is complete.
+
+        It asks for no radius: Milvus 2.3 then ignores `nprobe`, and stops at the first list without a hit.
+        """
+        if k > MOST:
+            raise BadConfig(f"an index with lists returns at most {MOST:,} images, got k = {k:,}: use a lower k")
+        while True:
+            found = self._fetch(n, self.among)
+            is_complete = len(found) < n or found[-1].distance > min(found[k - 1].distance, radius)
+            if is_complete or n == MOST:
+                break
+            n = min(4 * n, MOST)
+        found = [one for one in found if one.distance <= radius]
         if ties and len(found) > k:
             return [one for one in found if one.distance <= found[k - 1].distance]
         return found[:k]
@@ -67,7 +91,7 @@ class Nearest:
         return lower + self._at(distance, None if n is None else n - len(lower), middle, high)
 
     def _fetch(self, limit: int, among: str, **limits: int) -> list[Found]:
-        """What Milvus returns, in order: distances are below `radius`, and at least `range_filter`."""
+        """What Milvus returns, in order: distances are below a `radius`, and at least a `range_filter`."""
         [hits] = self.connection.read(
             "search",
             data=[self.code],

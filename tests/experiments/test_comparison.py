@@ -14,7 +14,7 @@ import torch
 from scipy.stats import ttest_1samp
 
 from experiments import comparison, finetuned, unsupervised
-from experiments.comparison import Experiment, load_inputs, rows_of, run, run_method
+from experiments.comparison import Experiment, load_inputs, rows_of, run, run_method, settings_of
 from experiments.comparison_report import as_markdown, mean_ranks, paired_tests, queries_and_seeds, write_plots
 from experiments.critical_difference import groups
 from experiments.inputs import DATA, Inputs
@@ -36,14 +36,17 @@ def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
     from hashseek.training.loop.network import is_unsupervised
     from hashseek.training.sweep_space import check_space, parse_space
 
-    for method, data in product(METHODS.values(), DATA):
+    for (name, method), data in product(METHODS.items(), DATA):
         if method.fitted is None:
-            content = read_config(DATA[data].config, (*Experiment(data).settings, *method.settings))
+            settings = settings_of(name, Experiment(data))
+            content = read_config(DATA[data].config, (*Experiment(data).settings, *settings))
             if is_unsupervised(parse_config(content, source=method.title)):
                 assert not method.space, "a search would choose its settings by labels"
             else:
                 check_space(content, parse_space(method.space), source=method.title)
                 assert {"model.dropout", "optimizer.lr"} <= set(method.space)
+    starts = {data: "model.head=linear_bn" in settings_of("orthohash", Experiment(data)) for data in DATA}
+    assert starts == {data: data in ("scene", "yeast") for data in DATA}
 
 
 def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path, monkeypatch, own_cache):

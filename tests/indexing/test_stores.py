@@ -18,7 +18,7 @@ from hashseek.indexing.catalog.filters import Filter, make_filter
 from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.milvus import milvus_store, nearest
 from hashseek.indexing.milvus.milvus_store import MilvusStore
-from hashseek.indexing.milvus.rows import ids_of
+from hashseek.indexing.milvus.rows import CODE, ids_of
 from hashseek.indexing.milvus_uri import parse_uri
 from hashseek.retrieval.errors import BadConfig, UnknownImage
 from hashseek.retrieval.tar_members import list_members
@@ -60,6 +60,29 @@ def settled(store):
         time.sleep(0.2)
     time.sleep(1)
     return reader
+
+
+def clustered_codes(rng):
+    """6,000 codes of 64 bits around 60 centres, with many ties."""
+    bits = np.repeat(rng.integers(0, 2, (60, 64)), 100, axis=0)
+    return np.packbits(bits ^ (rng.random(bits.shape) < 0.06), axis=1, bitorder="little")
+
+
+def indexed(store):
+    """Wait until Milvus searches the collection by its index: the last images are otherwise in a part without one."""
+    from pymilvus import MilvusClient
+
+    client, n = MilvusClient(uri=f"http://{store.uri.server}"), len(store)
+    client.flush(store.uri.name)
+    until = time.monotonic() + 120
+    while True:
+        about = client.describe_index(store.uri.name, CODE)
+        if about["pending_index_rows"] == 0 and about["indexed_rows"] >= n:
+            break
+        assert time.monotonic() < until, about
+        time.sleep(0.5)
+    client.refresh_load(store.uri.name)
+    client.close()
 
 
 def labelled(codes):
@@ -286,19 +309,46 @@ class TestMilvus:
         assert store.add(images) == [(taken, "known"), (*outcome[1][:1], "known"), (ids_of(images[2])[1], "added")]
         assert [one.sha256 for one in store.get([outcome[0][0], outcome[1][0]])] == [one.sha256 for one in images[:2]]
 
-    def test_an_approximate_index_is_exact_with_a_filter_or_a_radius(self, open_new):
-        codes = random_codes(np.random.default_rng(3), 3000, 64)
-        store = open_new("milvus", 64, "?index=ivf")
-        ids = np.array([image_id for image_id, _ in store.add(new_images(codes))])
+    @pytest.mark.parametrize("kind", ["flat", "ivf"])
+    def test_a_search_by_the_index_is_exact_with_a_filter_or_a_radius(self, kind, open_new, monkeypatch):
+        rng = np.random.default_rng(3)
+        codes = clustered_codes(rng)
+        images = [
+            replace(image, labels=("rare",) * (i % 50 == 0) + ("all",)) for i, image in enumerate(new_images(codes))
+        ]
+        store = open_new("milvus", 64, f"?index={kind}")
+        ids = np.array([image_id for image_id, _ in store.add(images)])
+        indexed(store)
         reader = settled(store)
-        assert (reader.kind, reader.finds_all) == ("BIN_IVF_FLAT", False)
-        for options in ({"max_distance": 28}, {"among": Filter(no_labels=("x",))}, {"effort": 1024}):
-            distances, hits = reader.search(codes[:1], k=50, **options)[0]
-            assert (distances.tolist(), hits.tolist()) == nearest_of(
-                codes[:1], codes, ids, 50, options.get("max_distance")
-            )
+        assert (reader.kind, reader.finds_all) == {"flat": ("BIN_FLAT", True), "ivf": ("BIN_IVF_FLAT", False)}[kind]
+        is_rare, queries = np.arange(len(codes)) % 50 == 0, codes[rng.integers(0, len(codes), 8)]
+
+        def found(k, **options):
+            answers = reader.search(queries, k=k, **options)
+            return [(distances.tolist(), hits.tolist()) for distances, hits in answers]
+
+        for chosen, k, options in (
+            (is_rare, 50, {"among": Filter(all_labels=("rare",))}),
+            (is_rare | True, 50, {"max_distance": 9}),
+            (is_rare | True, 1000, {"among": Filter(all_labels=("all",))}),  # beyond the clusters of the queries
+            (is_rare | True, 50, {"effort": 1024} if kind == "ivf" else {}),
+        ):
+            expected = [
+                nearest_of(q[None], codes[chosen], ids[chosen], k, options.get("max_distance")) for q in queries
+            ]
+            assert found(k, **options) == expected
+        with_ties = reader.candidates(queries[:1], n=3, among=Filter(all_labels=("all",)))
+        every = nearest_of(queries[:1], codes, ids, len(codes))
+        last = every[0][2]
+        assert with_ties[1].tolist() == every[1][: np.searchsorted(every[0], last, side="right")]
+        other = "ivf" if kind == "flat" else "flat"
         with pytest.raises(BadConfig):
-            MilvusStore(parse_uri(f"{store.uri}?index=flat"))
+            MilvusStore(parse_uri(f"{store.uri}?index={other}"))
+        if kind == "ivf":
+            assert found(1000, effort=1) != found(1000, effort=1024), "one list does not have them all"
+            monkeypatch.setattr(nearest, "MOST", 999)
+            with pytest.raises(BadConfig):
+                found(1000)
         reader.close()
 
 

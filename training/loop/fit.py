@@ -169,7 +169,7 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     )
     observed_labels = torch.from_numpy(observed.astype(np.float32)).to(fabric.device)
     data = TrainingData(source, train.labels, observed_labels, fit_rows, val_rows)
-    if saved is None and config.model.head_init != "random":
+    if saved is None and config.model.start_of_head != "random":
         fit_head(fabric, config, network.model, data, progress=shown)
         if keys is not None and keys.encoder is not None:
             keys.encoder.model.head.load_state_dict(model.head.state_dict())

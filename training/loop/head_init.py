@@ -31,7 +31,7 @@ def fit_head(fabric: Fabric, config: Config, model: HashModel, data: TrainingDat
     rows, n_bits = data.fit_rows, config.model.n_bits
     if n_bits > min(model.n_features, len(rows) - 1):
         raise BadConfig(
-            f"model.head_init = {config.model.head_init!r} needs more than {n_bits} training images and at least "
+            f"model.head_init = {config.model.start_of_head!r} needs more than {n_bits} training images and at least "
             f"{n_bits} features, but there are {len(rows):,} images and {model.n_features:,} features: lower "
             "model.n_bits, or set model.head_init = 'random'"
         )
@@ -51,7 +51,9 @@ def fit_head(fabric: Fabric, config: Config, model: HashModel, data: TrainingDat
 
 def _fitted(features: Features, config: Config, *, size: float) -> HashLayer:
     """The layer, scaled so that its outputs have the root mean square `size`."""
-    layer = fit_hash_layer(features, n_bits=config.model.n_bits, method=config.model.head_init, seed=config.train.seed)
+    layer = fit_hash_layer(
+        features, n_bits=config.model.n_bits, method=config.model.start_of_head, seed=config.train.seed
+    )
     if config.model.head == "normalized":
         bias, outputs = layer.bias, layer(features)
     else:

@@ -208,7 +208,7 @@ def test_private_urls_are_read_again_only_if_allowed(hashseek, web, tmp_path, ch
         assert hashseek("index", *command, "--allow-private")[0] == 2
 
 
-def test_the_service_shows_images_in_tars_and_downloads_nothing_private(
+def test_the_service_shows_images_in_tars_and_private_urls_only_if_allowed(
     hashseek, web, tmp_path, pictures, checkpoint, caplog
 ):
     with tarfile.open(tmp_path / "a.tar", "w") as packed:
@@ -225,6 +225,9 @@ def test_the_service_shows_images_in_tars_and_downloads_nothing_private(
         assert refused.status_code >= 400
         assert_problem(refused, 502, "FileNotSent")
         assert "--allow-private" in caplog.text
+    with service.serving(folder, allow_private=True) as client:
+        shown = client.get(f"/v1/images/{private.id}/file")
+        assert hashlib.sha256(shown.content).hexdigest() == private.sha256
 
 
 # ---------------------------------------------------------------- refusals

@@ -84,7 +84,8 @@ def test_all_three_rankings_equal_loops_over_the_database(world):
 def test_training_and_every_evaluation_share_features_and_their_codes_are_those_of_the_service(
     world, tmp_path, own_cache
 ):
-    settings = run_config(world[0], model={"freeze_backbone": True}, train={"val_fraction": 0.5})
+    model = {"freeze_backbone": True, "head_init": "random"}  # there are two training images
+    settings = run_config(world[0], model=model, train={"val_fraction": 0.5})
     splits = build_splits("folder", root=str(world[0]))
     folder = own_cache / "features"
     run = fit(settings, out=tmp_path / "run").run

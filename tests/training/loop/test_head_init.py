@@ -61,3 +61,18 @@ def test_heads_and_sizes_that_cannot_be_fitted_are_refused(pictures, tmp_path):
         with pytest.raises(BadConfig, match="54 images and 512 features"):
             fit(settings, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "start"),
+    [
+        ({}, "random"),
+        ({"freeze_backbone": True}, "itq"),
+        ({"freeze_backbone": True, "head": "mlp"}, "random"),
+        ({"freeze_backbone": True, "head_init": "random"}, "random"),
+        ({"head_init": "none", "freeze_backbone": True}, "itq"),
+        ({"head_init": "pca"}, "pca"),
+    ],
+)
+def test_a_frozen_backbone_starts_from_itq_by_default(pictures, model, start):
+    assert run_config(pictures, model=model).model.start_of_head == start
