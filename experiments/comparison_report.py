@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import friedmanchisquare, rankdata, studentized_range, t
+from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
 from experiments.comparison import rows_of
 from experiments.critical_difference import write_diagram
 from experiments.methods import COMPARED, METHODS
 from experiments.scoring import N
-from hashseek.retrieval.metrics import holm, randomization_test
+from hashseek.retrieval.metrics import holm, queries_and_seeds, randomization_test
 from hashseek.training.report_format import Table, table_as_markdown
 from hashseek.training.runs.run_folder import read_records
 
@@ -178,24 +178,6 @@ def paired_tests(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) 
         method: Tested(float(one.mean()), p, both, float(np.mean((one < 0) + 0.5 * (one == 0))))
         for (method, one), p, both in zip(means.items(), over_queries, over_both, strict=True)
     }
-
-
-def queries_and_seeds(differences: NDArray[np.float64]) -> float:
-    """Two-sided p-value of a mean difference (S, Q) if both seeds and queries are samples; 1 for a single seed.
-
-    The variance of the mean is at most that of the means of queries plus that of the means of seeds. With it, this is
-    Clark's min F' (The language-as-fixed-effect fallacy, 1973), a conservative test.
-    """
-    n_seeds, n_queries = differences.shape
-    if n_seeds < 2 or n_queries < 2:
-        return 1.0
-    of_queries = differences.mean(axis=0).var(ddof=1) / n_queries
-    of_seeds = differences.mean(axis=1).var(ddof=1) / n_seeds
-    variance = of_queries + of_seeds
-    if variance == 0:
-        return 0.0 if differences.mean() else 1.0
-    freedom = variance**2 / (of_queries**2 / (n_queries - 1) + of_seeds**2 / (n_seeds - 1))
-    return float(2 * t.sf(abs(differences.mean()) / np.sqrt(variance), freedom))
 
 
 def _ranks(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> list[str]:

@@ -13,7 +13,7 @@ no Q x N matrix is built.
 from hashseek.retrieval.metrics.calibration import Calibration, calibrate
 from hashseek.retrieval.metrics.code_statistics import BitStatistics, bit_statistics, class_distances
 from hashseek.retrieval.metrics.counting import Histograms, histograms, without_self
-from hashseek.retrieval.metrics.intervals import bootstrap, compare, holm, randomization_test
+from hashseek.retrieval.metrics.intervals import bootstrap, compare, holm, queries_and_seeds, randomization_test
 from hashseek.retrieval.metrics.labels import per_label, remarks
 from hashseek.retrieval.metrics.ranking_metrics import (
     Normalizer,
@@ -62,6 +62,7 @@ __all__ = [
     "per_label",
     "precision",
     "precision_curve",
+    "queries_and_seeds",
     "randomization_test",
     "recall",
     "recall_curve",

@@ -11,11 +11,10 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_1samp
 
 from experiments import comparison, finetuned, unsupervised
 from experiments.comparison import Experiment, load_inputs, rows_of, run, run_method, settings_of
-from experiments.comparison_report import as_markdown, mean_ranks, paired_tests, queries_and_seeds, write_plots
+from experiments.comparison_report import as_markdown, mean_ranks, paired_tests, write_plots
 from experiments.critical_difference import groups
 from experiments.inputs import DATA, Inputs
 from experiments.methods import METHODS, space_at
@@ -23,6 +22,7 @@ from experiments.processes import in_processes
 from experiments.scoring import cosine_scores, gallery_scores, split_scores
 from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
 from hashseek.retrieval.hash_layers import fit_hash_layer
+from hashseek.retrieval.metrics import queries_and_seeds
 from hashseek.training.config import load_config, parse_config, read_config
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.splits import Split, Splits
@@ -272,20 +272,6 @@ def test_the_control_is_compared_with_every_method_whether_it_is_ahead_or_behind
     assert (found["csq"].better, found["dsh"].better) == (0, 1)
     others = [row for row in rows if row["method"] != "tie_aware"]
     assert list(paired_tests(others, 12, of_query="AP")) == ["dsh", "csq"], "the first one is compared with the others"
-
-
-def test_seeds_that_disagree_are_no_evidence_however_many_queries_there_are():
-    # Every query has the same difference with a seed: a t-test of the three seeds.
-    differences = np.tile([[0.01], [0.02], [0.06]], 500)
-    assert queries_and_seeds(differences) == pytest.approx(ttest_1samp([0.01, 0.02, 0.06], 0).pvalue)
-    # Every seed has the same differences: a t-test of the queries.
-    of_queries = np.random.default_rng(0).normal(0.1, size=50)
-    assert queries_and_seeds(np.tile(of_queries, (4, 1))) == pytest.approx(ttest_1samp(of_queries, 0).pvalue)
-    both = differences + np.random.default_rng(1).normal(scale=0.01, size=(3, 500))
-    assert queries_and_seeds(both) > max(ttest_1samp(both.mean(axis=0), 0).pvalue, ttest_1samp([1, 2, 6], 0).pvalue)
-    assert queries_and_seeds(differences[:1]) == 1, "one seed says nothing about others"
-    assert (queries_and_seeds(np.zeros((2, 3))), queries_and_seeds(np.ones((2, 3)))) == (1, 0)
-    assert queries_and_seeds(np.array([[1.0, -1.0], [-1.0, 1.0]])) == 1, "the mean is 0"
 
 
 def test_a_method_ahead_for_a_few_queries_has_a_worse_mean_rank(tmp_path):

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.stats import ttest_1samp
 
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadCodes, BadConfig
@@ -22,6 +23,7 @@ from hashseek.retrieval.metrics import (
     histograms,
     holm,
     per_label,
+    queries_and_seeds,
     randomization_test,
     remarks,
 )
@@ -120,6 +122,20 @@ def test_the_randomisation_test_tells_a_difference_from_none():
     assert randomization_test(noise[0] + 1) == pytest.approx(1e-4)
     assert randomization_test(np.zeros(9)) == 1
     assert randomization_test(np.append(noise[0], np.nan)) == p_values[0]
+
+
+def test_seeds_that_disagree_are_no_evidence_however_many_queries_there_are():
+    # Every query has the same difference with a seed: a t-test of the three seeds.
+    differences = np.tile([[0.01], [0.02], [0.06]], 500)
+    assert queries_and_seeds(differences) == pytest.approx(ttest_1samp([0.01, 0.02, 0.06], 0).pvalue)
+    # Every seed has the same differences: a t-test of the queries.
+    of_queries = np.random.default_rng(0).normal(0.1, size=50)
+    assert queries_and_seeds(np.tile(of_queries, (4, 1))) == pytest.approx(ttest_1samp(of_queries, 0).pvalue)
+    both = differences + np.random.default_rng(1).normal(scale=0.01, size=(3, 500))
+    assert queries_and_seeds(both) > max(ttest_1samp(both.mean(axis=0), 0).pvalue, ttest_1samp([1, 2, 6], 0).pvalue)
+    assert queries_and_seeds(differences[:1]) == 1, "one seed says nothing about others"
+    assert (queries_and_seeds(np.zeros((2, 3))), queries_and_seeds(np.ones((2, 3)))) == (1, 0)
+    assert queries_and_seeds(np.array([[1.0, -1.0], [-1.0, 1.0]])) == 1, "the mean is 0"
 
 
 def test_holm_worked_out_by_hand():

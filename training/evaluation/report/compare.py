@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.metrics import compare, holm
+from hashseek.retrieval.metrics import compare, holm, queries_and_seeds
 from hashseek.retrieval.metrics.intervals import Comparison
 from hashseek.training.evaluation.report.citation import labels_used, protocol_in_words
 from hashseek.training.evaluation.report.markdown import document
@@ -28,7 +28,8 @@ _COUNTS = ("queries", "database", "labels")
 _TEST = (
     "p is from the paired randomisation test over queries, for each metric with Holm's correction if more than two "
     "methods are compared. Reports that differ only in the training seed are one method: the mean over its seeds for "
-    "each query. Neither p nor the interval covers other seeds or other settings."
+    "each query. Neither p nor the interval covers other seeds or other settings. The p with seeds, with the same "
+    "correction, is Clark's min F' (1973), for methods with the same two or more seeds: it covers other seeds as well."
 )
 # Metrics of per_query.csv that are compared, and the field of `Score` with their mean.
 _PAIRED = {"AP": "mean_average_precision", "precision": "precision"}
@@ -81,6 +82,10 @@ class Group:
         """The mean over seeds of a metric of each query, (Q,); None if a table is missing."""
         tables = [entry.per_query for entry in self.entries]
         return np.mean([table[metric] for table in tables if table], axis=0) if all(tables) else None
+
+    def by_seed(self, metric: str) -> dict[int | None, NDArray[np.float64]]:
+        """A metric of each query, (Q,), for each seed; without those whose table is missing."""
+        return {entry.seed: entry.per_query[metric] for entry in self.entries if entry.per_query}
 
 
 def grouped(entries: Sequence[Entry]) -> list[Group]:
@@ -267,24 +272,34 @@ def methods_as_latex(entries: Sequence[Entry]) -> str:
 
 def _paired(groups: Sequence[Group], ns: Sequence[int]) -> Table:
     """Each group compared with the first; p-values are corrected for the number of groups per metric."""
-    of_metric: dict[str, list[tuple[str, Comparison]]] = {f"{metric}@{n}": [] for n in ns for metric in _PAIRED}
+    of_metric: dict[str, list[tuple[str, Comparison, float]]] = {f"{metric}@{n}": [] for n in ns for metric in _PAIRED}
     for name, found in of_metric.items():
         first = groups[0].per_query(name)
         for other in groups[1:]:
             second = other.per_query(name)
             if first is not None and second is not None:
-                found.append((f"{other.letters} - {groups[0].letters}", compare(first, second)))
+                p_of_both = _over_seeds(groups[0].by_seed(name), other.by_seed(name))
+                found.append((f"{other.letters} - {groups[0].letters}", compare(first, second), p_of_both))
     rows = []
     for name, found in of_metric.items():
-        corrected = holm([each.p_value for _, each in found])
-        for (pair, each), p_value in zip(found, corrected, strict=True):
+        corrected = holm([each.p_value for _, each, _ in found])
+        of_both = iter(holm([p for _, _, p in found if not np.isnan(p)]))
+        for (pair, each, both), p_value in zip(found, corrected, strict=True):
             change = each.difference
             spread = f"{change.low:+.4f} to {change.high:+.4f}"
             counts = [str(each.better), str(each.worse), str(each.equal)]
-            rows.append([pair, name, f"{change.mean:+.4f}", spread, f"{p_value:.4f}", *counts])
-    rows.sort(key=lambda row: [pair for pair, _ in of_metric[row[1]]].index(row[0]))  # stable: metrics stay in order
-    header = ["", "metric", "mean difference", "95 % interval", "p", "queries better", "worse", "equal"]
+            p_values = [f"{p_value:.4f}", "–" if np.isnan(both) else f"{next(of_both):.4f}"]
+            rows.append([pair, name, f"{change.mean:+.4f}", spread, *p_values, *counts])
+    rows.sort(key=lambda row: [pair for pair, *_ in of_metric[row[1]]].index(row[0]))  # stable: metrics stay in order
+    header = ["", "metric", "mean difference", "95 % interval", "p", "p with seeds", "queries better", "worse", "equal"]
     return Table(header, rows, text_columns=2, bold=2)
+
+
+def _over_seeds(first: dict[int | None, NDArray[np.float64]], second: dict[int | None, NDArray[np.float64]]) -> float:
+    """p of `queries_and_seeds`; NaN unless both have the same seeds, at least two."""
+    if first.keys() != second.keys() or len(first) < 2:
+        return float("nan")
+    return queries_and_seeds(np.array([second[seed] - first[seed] for seed in first]))
 
 
 def _notes(entries: Sequence[Entry], ns: Sequence[int]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.metrics import bootstrap, holm, randomization_test
+from hashseek.retrieval.metrics import bootstrap, holm, queries_and_seeds, randomization_test
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.evaluation.assembly import Evaluation, EvaluationOptions
 from hashseek.training.evaluation.evaluate import evaluate
@@ -85,12 +85,12 @@ def test_queries_are_compared_one_by_one(evaluations, written):
         interval = bootstrap(second - first)
         assert row[2:4] == [f"{second.mean() - first.mean():+.4f}", f"{interval.low:+.4f} to {interval.high:+.4f}"]
         assert 0 < float(row[4]) <= 1
-        better, worse, equal = map(int, row[5:])
+        better, worse, equal = map(int, row[6:])
         assert better == sum(b > a + 1e-9 for a, b in zip(first, second, strict=True)) > 0
         assert worse == sum(b < a - 1e-9 for a, b in zip(first, second, strict=True)) > 0
         assert equal == 15 - better - worse
     for row in table[4:]:
-        assert row[2:] == ["+0.0000", "+0.0000 to +0.0000", "1.0000", "0", "0", "15"]
+        assert row[2:] == ["+0.0000", "+0.0000 to +0.0000", "1.0000", "–", "0", "0", "15"]
 
 
 def relabelled(part: Split) -> Split:
@@ -214,7 +214,7 @@ def test_seeds_of_one_method_are_averaged_and_methods_tested_with_holms_correcti
     for letter, place, p_value in zip("BE", (1, 4), p_values, strict=True):
         row = paired[f"{letter} - A,C,D", "AP@20"]
         assert row[2] == f"{(per_query[place] - mean).mean():+.4f}"
-        assert row[4] == f"{p_value:.4f}"
+        assert row[4:6] == [f"{p_value:.4f}", "–"], "one seed"
     latex = (tmp_path / "table.tex").read_text().splitlines()
     value = table[2][5]
     assert latex.count("\\midrule") == 1
@@ -225,6 +225,21 @@ def test_seeds_of_one_method_are_averaged_and_methods_tested_with_holms_correcti
     )
     assert any(f"{np.mean(of_seeds):.4f} $\\pm$ {np.std(of_seeds, ddof=1):.4f}" in line for line in latex)
     assert run_command(capsys, "compare", *folders, "--latex", folders[0] / "report.json")[0] == 2
+
+
+def test_methods_with_the_same_seeds_are_also_compared_over_seeds(tmp_path):
+    kinds = [("hyp2", 0), ("dpsh", 1), ("hyp2", 1), ("dpsh", 0), ("csq", 0), ("csq", 2)]
+    per_query = []
+    for place, (loss, seed) in enumerate(kinds):
+        training = {"loss": {"name": loss}, "train": {"seed": seed}}
+        made = evaluated(save_vector_model(tmp_path / f"{place}.m", 8, seed=place, training=training))
+        made.write(tmp_path / str(place))
+        per_query.append(np.array(made.per_query["AP@20"]))
+    table = rows(as_markdown(load_entries([tmp_path / str(place) for place in range(6)])), "Query by query")
+    paired = {(row[0], row[1]): row for row in table}
+    p_value = queries_and_seeds(np.array([per_query[3] - per_query[0], per_query[1] - per_query[2]]))
+    assert paired["B,D - A,C", "AP@20"][5] == f"{p_value:.4f}"
+    assert paired["E,F - A,C", "AP@20"][5] == "–", "other seeds"
 
 
 def test_more_reports_than_letters_are_compared(own):
