@@ -1,5 +1,6 @@
 """Subcommand `demo`: train, index, evaluate and serve on the built-in data set, with the commands a user would type."""
 
+import csv
 import json
 import os
 import shlex
@@ -32,8 +33,10 @@ def demo(
     if not (run / "last.safetensors").is_file():  # training renders the data set first
         _step("train", CONFIG, f"data.root={data}", "--out", run, *(["--resume"] if run.exists() else []))
     _step("index", "add", collection, data / "labels.csv", "--split", "database", "--checkpoint", checkpoint)
-    # The same pictures as if they had no labels: a hash layer is fitted to their colours, with no network to download.
-    _step("index", "add", unlabelled, data / "labels.csv", "--split", "database", "--backbone", "pixels", "--bits", 48)
+    # The same pictures without their labels: a hash layer is fitted to their colours, with no network to download.
+    query, pictures = _without_labels(data / "labels.csv", folder / "pictures.txt")
+    _step("index", "add", unlabelled, pictures, "--backbone", "pixels", "--bits", 48)
+    _step("search", unlabelled, query, "-k", 5)
     values = report.with_name("report.json")  # written after report.md
     if values.is_file():
         typer.echo(report.read_text(encoding="utf-8"))
@@ -51,12 +54,21 @@ def demo(
         os.execv(sys.executable, [sys.executable, "-m", "hashseek", *words])
 
 
+def _without_labels(labels: Path, target: Path) -> tuple[Path, Path]:
+    """Write the database images of a list, without labels, to `target`; returns a query image, and `target`."""
+    with labels.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = [str(labels.resolve().parent / row["file"]) for row in rows if row["split"] == "database"]
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return labels.parent / next(row["file"] for row in rows if row["split"] == "query"), target
+
+
 def gain(report: Path) -> list[str]:
     """What report.json says about each of the two checkpoints, the trained one and the fitted one, in one line."""
     found, lines = json.loads(report.read_text(encoding="utf-8")), []
-    for how, model in zip(("with labels", "without labels"), found["models"], strict=True):
+    for how, model in zip(("trained with labels", "no labels, no network"), found["models"], strict=True):
         score = next(score for score in model["scores"] if score["n"] == found["main_n"])
-        lines.append(f"{how:14}  mAP@{score['n']} {score['mean_average_precision']['expected']:.3f}")
+        lines.append(f"{how:21}  mAP@{score['n']} {score['mean_average_precision']['expected']:.3f}")
     return lines
 
 

@@ -175,7 +175,7 @@ function hitCard(hit) {
   const likely = hit.relevance === null ? [] : [el("span", { className: "likely", title: "How likely a picture at this distance is relevant" },
     ` · ${percent(hit.relevance)}`, unseen(" likely to be relevant"))];
   const score = ranked === "hamming" ? [] : [el("span", { className: "score", title: `Score, by which hits are ordered: ${RANKINGS[ranked]}` },
-    ` · score ${hit.score.toFixed(ranked === "float" ? 3 : 1)}`)];
+    ` · score ${hit.score.toPrecision(3)}`)];
   return el("li", { className: "hit" }, picture,
     el("span", { className: "rank", title: hit.rankWords }, el("span", { ariaHidden: "true" }, hit.rank), unseen(hit.rankWords)),
     el("div", { className: "caption" }, el("span", { className: "distance" }, counted(hit.distance, "bit"), ...score, ...likely),

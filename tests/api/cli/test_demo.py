@@ -17,7 +17,7 @@ def test_the_demo_ends_with_what_labels_gain(tmp_path):
     (tmp_path / "report.json").write_text(json.dumps(report))
     lines = gain(tmp_path / "report.json")
     assert [line.split()[-2:] for line in lines] == [["mAP@1000", "0.851"], ["mAP@1000", "0.738"]]
-    assert ["without" in line for line in lines] == [False, True]
+    assert ["no labels" in line for line in lines] == [False, True]
 
 
 def test_the_service_takes_the_place_of_the_demo(tmp_path, monkeypatch):
@@ -25,10 +25,15 @@ def test_the_service_takes_the_place_of_the_demo(tmp_path, monkeypatch):
     report.parent.mkdir(parents=True)
     report.write_text(json.dumps({"models": []}))
     report.with_name("report.md").touch()
-    started = []
-    monkeypatch.setattr(demo, "_step", lambda *_: None)
+    (tmp_path / "shapes").mkdir()
+    rows = ("a.jpg,sky,query", "b.jpg,sky,database", "c.jpg,sky,train")
+    (tmp_path / "shapes" / "labels.csv").write_text("\n".join(("file,labels,split", *rows)))
+    started, steps = [], []
+    monkeypatch.setattr(demo, "_step", lambda *words: steps.append(words))
     monkeypatch.setattr(demo, "gain", lambda _: ["", ""])
     monkeypatch.setattr(os, "execv", lambda program, arguments: started.append((program, arguments)))
     demo.demo(folder=tmp_path, port=8001)
     command = ["-m", "hashseek", "serve", str(tmp_path / "collection"), "--port", "8001"]
+    assert (tmp_path / "pictures.txt").read_text().splitlines() == [str(tmp_path / "shapes" / "b.jpg")]
+    assert ("search", tmp_path / "without-labels", tmp_path / "shapes" / "a.jpg", "-k", 5) in steps
     assert started == [(sys.executable, [sys.executable, *command])]

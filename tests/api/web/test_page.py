@@ -152,6 +152,19 @@ def test_hits_are_those_of_the_service_without_the_query_with_ranks_and_ties(bro
     expect(page.locator("#pictureTitle")).to_have_text(f"Picture {others[1]['id']}")
 
 
+def test_hits_that_are_not_ordered_by_distance_show_the_score_that_orders_them(browse, site):
+    page = browse(site)
+    page.set_input_files("#file", {"name": "new.png", "mimeType": "image/png", "buffer": encoded(draw(901))})
+    expect(page.locator("#hits .score").first).to_be_visible()
+    photograph(page, "scores")
+    scores = [float(text.split()[-1]) for text in page.locator("#hits .score").all_text_contents()]
+    assert len(scores) > 10
+    assert scores == sorted(scores, reverse=True)
+    page.goto(f"{site}/?id=7")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    assert page.locator("#hits .score").count() == 0, "ordered by distance"
+
+
 def to_the_end(page):
     """Scroll until all hits are there."""
     expect(page.locator("#hits > li").first).to_be_visible()
