@@ -81,6 +81,8 @@ class Cluster:
             raise self._not_connected(error) from None
 
     def _not_connected(self, error: Exception) -> BadConfig:
+        if self.address == "local":
+            return BadConfig(f"could not start Ray on this machine ({first_line(error)}): try again, or without --ray")
         return BadConfig(
             f"could not connect to a Ray cluster at {self.address!r} ({first_line(error)}): check the address, "
             "and the token if the cluster needs one (RAY_AUTH_MODE=token), or use --ray local to start one"

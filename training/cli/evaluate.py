@@ -65,7 +65,9 @@ def evaluate(
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            exists=True, file_okay=False, help="Store the calibration in this collection, for `search --min-precision`."
+            exists=True,
+            file_okay=False,
+            help="Store the calibration in the collection in this folder, for `search --min-precision`.",
         ),
     ] = None,
     out: Annotated[
