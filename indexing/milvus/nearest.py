@@ -66,7 +66,10 @@ class Nearest:
         It asks for no radius: Milvus 2.3 then ignores `nprobe`, and stops at the first list without a hit.
         """
         if k > MOST:
-            raise BadConfig(f"an index with lists returns at most {MOST:,} images, got k = {k:,}: use a lower k")
+            raise BadConfig(
+                f"an index with lists finds at most {MOST:,} images, but this search needs {k:,}: use a lower k, or a "
+                "lower oversample"
+            )
         while True:
             found = self._fetch(n, self.among)
             is_complete = len(found) < n or found[-1].distance > min(found[k - 1].distance, radius)
