@@ -78,7 +78,7 @@ def test_a_run_with_nested_lengths_gives_such_a_checkpoint(tmp_path, own_cache):
     render_shapes(tmp_path / "data", n_query=4, n_train=20, n_database=4, size=48, seed=0)
     settings = run_config(
         tmp_path / "data",
-        model={"n_bits": 24, "freeze_backbone": True},
+        model={"n_bits": 24, "freeze_backbone": True, "head_init": "random"},
         loss={"nested": {"lengths": [12, 24]}, "quantization": {"kind": "cos", "weight": 0.1}},
         train={"epochs": 1, "batch_size": 9},
     )
