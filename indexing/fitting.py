@@ -21,10 +21,11 @@ from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import StoredCode, stored_codes
 from hashseek.indexing.collection import CHECKPOINT, check_place
 from hashseek.indexing.fit_options import FeatureNetwork, FitOptions, changed, find_network
-from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, Stamp, stamp_of
+from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.remote import fetch
+from hashseek.indexing.uris import Stamp, stamp_of
 from hashseek.retrieval.checkpoint import Checkpoint, Header, save_checkpoint
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder

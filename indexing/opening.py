@@ -42,17 +42,20 @@ def open_store(
 
 
 @contextmanager
-def open_for_adding(place: Path, *, checkpoint: Path | None, keep_features: bool = False) -> Iterator[Store]:
-    """`open_store`, creating the collection if needed and closing it at the end; a new empty folder is deleted.
+def open_for_adding(
+    place: Path, *, checkpoint: Path | None, keep_features: bool = False, keep_empty: bool = False
+) -> Iterator[Store]:
+    """`open_store`, creating the collection if needed and closing it at the end.
 
-    So a refused or failed first `index add` does not leave behind an empty collection bound to its checkpoint.
+    A new folder that is still empty is deleted, unless `keep_empty`: a refused or failed first `index add` does not
+    leave behind an empty collection bound to its checkpoint.
     """
     has_folder, is_new = place.is_dir(), not (place / CATALOG).is_file()
     with closing(open_store(place, checkpoint=checkpoint, create=True, keep_features=keep_features)) as store:
         try:
             yield store
         finally:
-            if is_new and isinstance(store, Collection):
+            if is_new and not keep_empty and isinstance(store, Collection):
                 delete_if_unused(store)
                 if not has_folder:
                     with suppress(OSError):  # it is not empty

@@ -26,11 +26,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hashseek.indexing.catalog import NewImage
-from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, stamp_of
+from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.maintenance.exchange import FORMAT, shard
 from hashseek.indexing.opening import Store
+from hashseek.indexing.uris import is_there, stamp_of
 from hashseek.retrieval.devices import EncoderOptions, n_cores
 from hashseek.retrieval.errors import BadConfig, HashseekError, first_line
 from hashseek.retrieval.files import write_atomically
@@ -306,6 +307,11 @@ class _Worker:
 
     def encode(self, checkpoint: list[Any], found: list[Found]) -> bytes:
         """The Parquet file of a shard."""
+        files = (str(one.uri) for one in found if isinstance(one, ImageSource))
+        if unseen := next((file for file in files if not is_there(file)), None):
+            raise HashseekError(  # not a problem of the image, which would be kept in the file of the shard
+                f"the worker on {socket.gethostname()} does not see {unseen}: mount its disk there under the same path"
+            )
         encoder = self.encoder = self.encoder or self._load(checkpoint)
         loader = Loader(None, encoder.preprocessing, 2 * encoder.batch_size, self.fetch)
         images, problems = list[NewImage](), list[Problem]()

@@ -110,7 +110,7 @@ class _Download:
     def _get(self, place: str) -> tuple[bytes, str | None]:
         """(content, None), or (nothing, redirect target) of the URL `place`."""
         scheme, host, port, path = self._parts(place)
-        address = self._resolve(host, port)
+        addresses = self._resolve(host, port)
         connection: http.client.HTTPConnection
         if scheme == "https":
             connection = http.client.HTTPSConnection(host, port, context=_tls())
@@ -118,7 +118,7 @@ class _Download:
             connection = http.client.HTTPConnection(host, port)
         try:
             with closing(connection):
-                connection.sock = _connect(address, port, host if scheme == "https" else None, self.deadline)
+                connection.sock = _connect(addresses, port, host if scheme == "https" else None, self.deadline)
                 # A server that sends a byte now and then never exceeds the timeout of one read, so limit the whole.
                 alarm = threading.Timer(_left(self.deadline), _hang_up, (connection.sock,))
                 alarm.daemon = True
@@ -179,8 +179,8 @@ class _Download:
             raise BadImage(f"{self.url}{leads} is on {host}:{port}, which is not an allowed host")
         return parts.scheme, host, port, path
 
-    def _resolve(self, host: str, port: int) -> str:
-        """An IP address of `host`; a host with even one IP address that is not public is refused."""
+    def _resolve(self, host: str, port: int) -> list[str]:
+        """The IP addresses of `host`; a host with even one IP address that is not public is refused."""
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -192,7 +192,7 @@ class _Download:
             if not self.allow_private and not is_public(address):
                 remedy = "use --allow-private if you trust it" if self.only is None else "it is not downloaded"
                 raise BadImage(f"{self.url} resolves to {address}, which is not a public IP address: {remedy}")
-        return addresses[0]
+        return addresses
 
 
 def is_public(address: str) -> bool:
@@ -207,8 +207,16 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and not any(ip in network for network in _SPECIAL)
 
 
-def _connect(address: str, port: int, tls_name: str | None, deadline: float) -> socket.socket:
-    plain = socket.create_connection((address, port), timeout=_left(deadline))
+def _connect(addresses: list[str], port: int, tls_name: str | None, deadline: float) -> socket.socket:
+    """A connection to the first of the IP addresses that accepts one."""
+    address, *others = addresses
+    try:
+        plain = socket.create_connection((address, port), timeout=_left(deadline) / len(addresses))
+    except OSError:
+        if others:
+            return _connect(others, port, tls_name, deadline)
+        raise
+    plain.settimeout(_left(deadline))
     if tls_name is None:
         return plain
     try:

@@ -4,12 +4,15 @@ import errno
 import hashlib
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from hashseek.indexing.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.tar_members import find_member, stored_in
+
+Stamp = tuple[int, int]  # size in bytes and modification time in nanoseconds
 
 
 def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTES, seconds: float = SECONDS) -> bytes:
@@ -38,17 +41,27 @@ def is_there(uri: str) -> bool:
         return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
-def is_moved(uri: str, new: str, sha256: str) -> bool:
+def stamp_of(uri: Path | str) -> Stamp | None:
+    """Size of an image and modification time of the file that holds it; None if it does not exist, or for a URL."""
+    if isinstance(uri, Path):
+        member = find_member(uri)
+        with suppress(OSError, ValueError):
+            stat = (uri if member is None else member.shard).stat()
+            size = stat.st_size if member is None else member.size
+            return size, min(stat.st_mtime_ns, 2**63 - 1)  # a later time does not fit into the catalog
+    return None
+
+
+def is_moved(uri: str, new: str, *, sha256: str, stamp: tuple[int, int | None]) -> bool:
     """Whether an image with this content is at `new` and no longer at `uri`.
 
-    A file that exists is not read, unless both are in one tar, which may have been rewritten.
+    A file at `uri` is not read if it has the size and modification time `stamp` of the record.
     """
-    if uri == new:
+    if uri == new or is_remote(uri):
         return False
     if not is_there(uri):
         return is_there(new)
-    before, after = find_member(Path(uri)), find_member(Path(new))
-    if before is None or after is None or before.shard != after.shard:
+    if stamp == stamp_of(Path(uri)):
         return False
     try:
         return hashlib.sha256(open_uri(uri)).hexdigest() != sha256

@@ -16,15 +16,7 @@ from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE, check_described, check_labels
 from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
 from hashseek.indexing.ingest.batch import IngestReport, encode
-from hashseek.indexing.ingest.manifests import (
-    ImageSource,
-    Row,
-    attributes_of,
-    key_of,
-    labels_of,
-    load_pyarrow,
-    rows_of,
-)
+from hashseek.indexing.ingest.manifests import ImageSource, described, load_pyarrow, rows_of
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.codes import check_n_bits
@@ -119,27 +111,22 @@ def read_entries(path: Path) -> tuple[list[ImageSource], list[Problem]]:
     Raises:
         BadDataset: the file or a line cannot be read, or has no id.
     """
-    entries, notes = [], []
+    entries: list[ImageSource] = []
+    notes: list[Problem] = []
     for found in rows_of(path, one_of=IDS, beside=VECTOR):
         if isinstance(found, Problem):
             raise BadDataset(f"{found}: correct it")
         line, row = found
         where = f"{path.name} line {line}"
-        entry, remarks = _entry(row, where)
+        try:
+            of_row, entry = described("", row, where=where, beside={VECTOR})
+        except ValueError as error:
+            raise BadDataset(f"{where}: it {error}") from None
+        if entry.key is None:
+            raise BadDataset(f"{where}: it has no id")
         entries.append(entry)
-        notes += [Problem(where, remark, skipped=False) for remark in remarks]
+        notes += of_row
     return entries, notes
-
-
-def _entry(row: Row, where: str) -> tuple[ImageSource, list[str]]:
-    try:
-        labels, remarks = labels_of(row)
-        entry = ImageSource("", labels, where, key_of(row), attributes_of(row, {VECTOR}))
-    except ValueError as error:
-        raise BadDataset(f"{where}: it {error}") from None
-    if entry.key is None:
-        raise BadDataset(f"{where}: it has no id")
-    return entry, remarks
 
 
 def check(

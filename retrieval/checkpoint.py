@@ -322,7 +322,8 @@ def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], Weights]:
     try:
         with safe_open(path, framework="np") as opened:
             metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in (opened.keys() if weights else ())}
+            names = opened.keys() if weights and "hashseek" in metadata else ()
+            tensors = {name: opened.get_tensor(name) for name in names}
     except (SafetensorError, OSError, TypeError) as error:  # TypeError: a type that NumPy lacks
         raise BadCheckpoint(f"{path} is truncated or not a safetensors file: {error}; {_PLAIN_WEIGHTS}") from None
     if "hashseek" not in metadata:

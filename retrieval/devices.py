@@ -88,7 +88,7 @@ def in_bf16(precision: str, *, cpu: bool) -> bool:
         return fast_bf16()
     import torch
 
-    return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))  # emulation is slow
 
 
 def fast_bf16() -> bool:

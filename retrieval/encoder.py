@@ -120,6 +120,7 @@ class Encoder(WithHeader):
 
     def features(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of the backbone for preprocessed uint8 pixels (B, 3, size, size)."""
+        pixels = np.ascontiguousarray(pixels)  # engines read the memory as it is
         starts = range(0, len(pixels), self.batch_size)
         with self._lock:
             rows = [self.backbone(pixels[i : i + self.batch_size]) for i in starts]

@@ -30,8 +30,9 @@ with suppress(ImportError):
     # Without thumbnails, which may differ from the picture; one thread, because pictures are decoded in threads.
     pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)
 FORMATS = tuple(kind for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF") if kind in Image.OPEN)
+_JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo")
 SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif", ".hif")
+    (*_JPEG_SUFFIXES, ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif", ".hif")
 )
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _JPEG = ("JPEG", "MPO")  # MPO: several JPEGs in one file, of which the first is read
@@ -165,7 +166,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0) -> Pictur
         with _open(data, name) as opened:
             _refuse_costly(opened, data, name)
             width, height = opened.size
-            media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
+            is_jpeg = opened.format in _JPEG  # browsers do not know the type image/mpo
+            media_type = "image/jpeg" if is_jpeg else Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
             # Stored on its side; Pillow has exchanged those of a TIFF.

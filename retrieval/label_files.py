@@ -124,6 +124,8 @@ def read_label_file(
     """
     items: list[Item] = []
     problems: list[Problem] = []
+    if source.suffix.lower() == ".csv":
+        split_column, *ignore_columns = (_column(name, ("file",)) for name in (split_column, *ignore_columns))
     known = {"file", "labels", split_column, *ignore_columns}
     line_of_file: dict[Path, int] = {}
     occurring: set[str] = set()
@@ -266,8 +268,7 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
         raise BadDataset(f"{source} line 1 is not CSV: {error}; it must name the columns") from None
     if any("\0" in name for name in names):  # UTF-16, read with "surrogateescape"
         raise BadDataset(f"{source} is not UTF-8 text: save it as UTF-8")
-    known = {*one_of, *COLUMNS}
-    names = [name.strip().lower() if name.strip().lower() in known else name.strip() for name in names]
+    names = [_column(name, one_of) for name in names]
     if not set(one_of) & set(names):
         if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
             raise BadDataset(
@@ -281,6 +282,11 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
     if repeated is not None:
         raise BadDataset(f"{source} has two columns named `{repeated}`: rename one")
     return names
+
+
+def _column(name: str, one_of: Sequence[str]) -> str:
+    name = name.strip()
+    return name.lower() if name.lower() in {*one_of, *COLUMNS} else name
 
 
 def _jsonl_rows(lines: Iterator[str], source: Path) -> Iterator[Row | Problem]:

@@ -1,7 +1,7 @@
 """Scores for ranking: the query's real outputs with stored codes, and cosines of features. A higher score is nearer.
 
-Both are sums in float64 that hardly ever round: features have 11 significant bits, and outputs 24. So a score depends
-neither on the other images nor on the processor, and equal codes get equal scores.
+Both come from sums in float64 that hardly ever round: features have 11 significant bits, and outputs 24. So a score
+depends neither on the other images nor on the processor, and equal codes get equal scores.
 """
 
 import numpy as np
@@ -47,13 +47,20 @@ def stored_features(features: NDArray[np.floating]) -> StoredFeatures:
 
 
 def cosines(features: StoredFeatures, query: StoredFeatures) -> Scores:
-    """Cosines of features (N, D) with those of queries (D,) or (Q, D), all from `stored_features`: (N,) or (Q, N)."""
+    """Cosines of features (N, D) with those of queries (D,) or (Q, D), all from `stored_features`: (N,) or (Q, N).
+
+    The cosine of equal features is exactly 1, that of zeros 0.
+    """
     wanted = query.astype(np.float64)
+    squares = np.einsum("...d,...d->...", wanted, wanted)[..., None]
     scores = np.empty((*query.shape[:-1], len(features)))
     for start in range(0, len(features), _ROWS):
         rows = features[start : start + _ROWS].astype(np.float64)
         # For one query, threads of a BLAS library would cost more than they gain.
-        scores[..., start : start + _ROWS] = np.einsum("nd,d->n", rows, wanted) if query.ndim == 1 else wanted @ rows.T
+        products = np.einsum("nd,d->n", rows, wanted) if query.ndim == 1 else wanted @ rows.T
+        # Rounding to float16 has changed the lengths, so they are not 1.
+        lengths = np.sqrt(squares * np.einsum("nd,nd->n", rows, rows))
+        scores[..., start : start + _ROWS] = products / np.where(lengths > 0, lengths, 1)
     return scores
 
 

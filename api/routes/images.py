@@ -56,7 +56,6 @@ from hashseek.retrieval.images import LoadedFile
 
 _SUFFIX = {
     "image/jpeg": ".jpg",
-    "image/mpo": ".jpg",
     "image/png": ".png",
     "image/webp": ".webp",
     "image/gif": ".gif",

@@ -233,7 +233,8 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
 
     Raises:
         BadConfig: not a JSON object, larger than `MAX_ATTRIBUTES` bytes, nested deeper than `MAX_DEPTH`, with names
-            that are not strings, or with a NUL character, at which SQLite cuts off a string: "a\0b" would match "a".
+            that are not strings, with integers of more than 64 bits, or with a NUL character, at which SQLite cuts
+            off a string: "a\0b" would match "a".
     """
     if not isinstance(attributes, Mapping):
         raise BadConfig(f"attributes must be a JSON object, got {attributes!r:.40}")
@@ -275,6 +276,8 @@ def _check_part(value: Any, depth: int) -> None:
     if isinstance(value, list | tuple):
         for inner in value:
             _check_part(inner, depth - 1)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:  # SQLite would round it, Milvus refuses it
+        raise BadConfig(f"attributes may have integers of up to 64 bits, got {value}: write it as text")
     elif isinstance(value, str):
         if "\0" in value:
             raise BadConfig("attributes contain a NUL character (U+0000), which filters cannot handle: remove it")

@@ -56,15 +56,16 @@ class Storing:
     def _by_content(self, image: NewImage, attributes: str) -> tuple[int, Change]:
         """Store an image unless its content is already stored; that record follows a file that was moved."""
         known = self.db.execute(
-            "SELECT id, path, mtime_ns FROM images WHERE sha256 = ? ORDER BY id LIMIT 1", (image.sha256,)
+            "SELECT id, path, bytes, mtime_ns FROM images WHERE sha256 = ? ORDER BY path != ?, id LIMIT 1",
+            (image.sha256, image.path),
         ).fetchone()
         if known is None:
             return self._insert(image, attributes), "added"
-        image_id, path, mtime_ns = known
+        image_id, path, size, mtime_ns = known
         self._give_code(image_id, image)
         if path == image.path:
             self._note_mtime(image_id, mtime_ns, image)
-        elif is_moved(self._uri(path), self._uri(image.path), image.sha256):
+        elif is_moved(self._uri(path), self._uri(image.path), sha256=image.sha256, stamp=(size, mtime_ns)):
             self.db.execute(
                 "UPDATE images SET path = ?, mtime_ns = ? WHERE id = ?", (image.path, image.mtime_ns, image_id)
             )

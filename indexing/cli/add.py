@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hashseek.indexing.catalog import CatalogLocked
 from hashseek.indexing.cli.fitting import (
     Backbone,
     Bits,
@@ -46,7 +47,7 @@ from hashseek.indexing.fitting import Fitting, fit_to_sources, plan_collection, 
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
-from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources
+from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources, images_in
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
@@ -180,9 +181,8 @@ def add(
             collection, vectors, ids, bits=fit.bits, checkpoint=checkpoint, keep_features=keep_features, labels=labels
         )
         return
-    # `Watch` uses paths as keys; the images of a fit must be the same as those that it finds.
-    sources = _Sources(paths or [], split, labels, "path" if watch else key_from, on_error)
-    sources.check(are_folders=watch)
+    sources = _Sources(paths or [], watch, split, labels, key_from, on_error)
+    sources.check()
     started = time.monotonic()
     with ExitStack() as stack:
         output = Output(stack.enter_context(errors.open("w", encoding="utf-8")) if errors else None)
@@ -194,7 +194,11 @@ def add(
             return
         first = None if plan is None else _fit(sources, plan, get, output, options)
         with nullcontext(checkpoint) if first is None else first.checkpoint() as made:
-            opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
+            # Shards that are encoded already need the same fit again.
+            keep_empty = first is not None and cluster is not None
+            opened = stack.enter_context(
+                open_for_adding(collection, checkpoint=made, keep_features=keep_features, keep_empty=keep_empty)
+            )
         encoder = None if first is None else first.encoder
         if encoder is None and cluster is None:
             encoder = Searcher.open(opened, **options).image_encoder
@@ -257,20 +261,24 @@ class _Sources:
     """The images that the command names."""
 
     paths: list[str]
+    watch: bool
     split: str | None
     labels: list[str]
     key_from: KeyFrom | None
     on_error: OnError
 
-    def check(self, *, are_folders: bool) -> None:
+    def check(self) -> None:
         """Refuse paths that do not exist, and for --watch those that are not folders."""
         for path in self.paths:
-            if are_folders and not Path(path).is_dir():
+            if self.watch and not Path(path).is_dir():
                 raise BadConfig(f"{path} is not a folder: --watch needs folders")
         find_sources(self.paths, split=self.split)
 
     def found(self) -> Iterator[Found]:
         """The images with their labels and keys, and problems; each call finds them again."""
+        if self.watch:  # as `Watch` finds them: it reads no lists, and paths are keys
+            images = (found for path in self.paths for found in images_in(Path(path)))
+            return describe(images, labels=self.labels, key_from="path")
         return describe(find_sources(self.paths, split=self.split), labels=self.labels, key_from=self.key_from)
 
     def total(self, output: Output) -> int | None:
@@ -343,19 +351,22 @@ class _Run:
         watch = Watch(collection.catalog, folders, ignore=own_files, labels=self.sources.labels)
         while True:
             report, deleted = IngestReport(), list[int]()
-            with closing(self._ingest(watch.changes())) as reports:
-                for report in reports:
-                    self.output.show(report.problems)
-                    watch.settle(report)
-            if prune and not self.stop.is_set() and (deleted := watch.deleted()):
-                collection.remove(deleted, missing_ok=True)
-            if report.done or deleted:
-                report.removed = len(deleted)
+            try:
+                with closing(self._ingest(watch.changes())) as reports:
+                    for report in reports:
+                        self.output.show(report.problems)
+                        watch.settle(report)
+                if prune and not self.stop.is_set() and (deleted := watch.deleted()):
+                    collection.remove(deleted, missing_ok=True)
+                    report.removed = len(deleted)
+                if not total.done and report.done:  # for a new collection, other processes would build it each time
+                    collection.save_index()
+                elif collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
+                    collection.merge_segments()
+            except CatalogLocked as error:  # the next round finds what is still missing
+                typer.echo(str(error), err=True)
+            if report.done or report.removed:
                 typer.echo(f"{_outcome(report)}; {collection.folder} holds {counted(len(collection), 'image')}")
-            if not total.done and report.done:  # for a new collection, other processes would build it each time
-                collection.save_index()
-            elif collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
-                collection.merge_segments()
             total = total.plus(report)
             if self.stop.wait(every):
                 return total

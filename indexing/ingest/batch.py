@@ -121,10 +121,31 @@ class Writer:
         paths = [image.path for image in images if image.path] if self.collection.in_folder else []
         before = self.collection.records_by_path(paths)
         outcome = self.collection.add(images) if images else []
-        notes = {**_other_contents(images, outcome, before), **self._notes(images, outcome, stored_keys)}
+        notes = {**self._other_contents(images, outcome, before), **self._notes(images, outcome, stored_keys)}
         report = IngestReport.of(outcome)
         report.problems = [Problem(names[n][0], notes[n], skipped=False, uri=names[n][1]) for n in sorted(notes)]
         return report
+
+    def _other_contents(
+        self, images: list[NewImage], outcome: Sequence[tuple[int, Change]], before: Mapping[str, FileRecord]
+    ) -> dict[int, str]:
+        """Notes, by number, on new images whose path also belongs to a record with other content.
+
+        `before`: the records of the paths before this batch.
+        """
+        same_path = {
+            n: record.id
+            for n, (image, (_, change)) in enumerate(zip(images, outcome, strict=True))
+            if change == "added" and (record := before.get(image.path)) and None in (image.key, record.key)
+        }
+        notes = {}
+        for n, now in zip(same_path, self.collection.get(list(same_path.values())), strict=True):
+            if now is not None and now.path == images[n].path and now.sha256 != images[n].sha256:
+                notes[n] = (
+                    f"image {now.id} has this path but other content: remove it with "
+                    f"`hashseek index remove COLLECTION {now.id}`"
+                )
+        return notes
 
     def _notes(self, images: list[NewImage], outcome: Sequence[tuple[int, Change]], keys: set[str]) -> dict[int, str]:
         """Notes on images that lost their labels or attributes, or that replaced another one of this run, by number.
@@ -218,23 +239,3 @@ def _encoded(
 def encode(encoder: "Encoder | VectorEncoder | DryRunEncoder", inputs: Pixels | Vectors) -> list[StoredCode]:
     """The code and the feature of each image or vector; a collection that keeps no features ignores them."""
     return stored_codes(encoder.engine, *encoder.features_and_outputs(inputs))
-
-
-def _other_contents(
-    images: list[NewImage], outcome: Sequence[tuple[int, Change]], before: Mapping[str, FileRecord]
-) -> dict[int, str]:
-    """Notes, by number, on new images whose path also belongs to a record with other content.
-
-    `before`: the records of the paths.
-    """
-    notes: dict[int, str] = {}
-    for n, (image, (_, change)) in enumerate(zip(images, outcome, strict=True)):
-        record = before.get(image.path)
-        # Under keys, one content may have several records; otherwise the image would be known, or its key be adopted.
-        other = image.key is None or (image.adopts and record is not None and record.key is None)
-        if change == "added" and record is not None and other:
-            notes[n] = (
-                f"image {record.id} has this path but other content: remove it with "
-                f"`hashseek index remove COLLECTION {record.id}`"
-            )
-    return notes

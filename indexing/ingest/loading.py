@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,12 +18,11 @@ from hashseek.indexing.catalog.records import (
 )
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
-from hashseek.indexing.uris import is_there, open_uri, stored_path
+from hashseek.indexing.uris import is_there, open_uri, stamp_of, stored_path
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.images import LoadedFile, Pixels, Preprocessing, load_file
 from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.retrieval.tar_members import find_member
 
 if TYPE_CHECKING:
     from hashseek.indexing.dry_run import Target
@@ -34,7 +32,6 @@ _LOOKED_UP = 256  # files looked up in the catalog together
 _NO_CODE = StoredCode(np.zeros(0, np.uint8), "", None)  # of an image that is still to be encoded
 
 Fetch = Callable[[str], bytes]
-Stamp = tuple[int, int]  # size in bytes and modification time in nanoseconds
 
 
 @dataclass(frozen=True)
@@ -156,16 +153,6 @@ def mark_unchanged(store: "Target", sources: Iterable[Found | LoadedImage]) -> I
                 yield found if record is None or not _says_all(record, found) else LoadedImage(found, None)
             else:
                 yield found
-
-
-def stamp_of(uri: Path | str) -> Stamp | None:
-    """Size of an image and modification time of the file that holds it; None if it does not exist, or for a URL."""
-    if isinstance(uri, Path):
-        member = find_member(uri)
-        with suppress(OSError, ValueError):
-            stat = (uri if member is None else member.shard).stat()
-            return stat.st_size if member is None else member.size, stat.st_mtime_ns
-    return None
 
 
 def _url(found: Found | LoadedImage) -> str | None:

@@ -90,25 +90,44 @@ def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) ->
         yield Problem(where, "does not name a file")
         return
     try:
-        if split is not None:
-            of_split, reason = parse_split(row.get("split"))
-            if reason is not None:
-                raise ValueError(reason)
-            if of_split != split:
-                return
-        labels, remarks = labels_of(row)
-        uri = _uri(place, folder)
-        source = ImageSource(uri, labels, where, key_of(row), attributes_of(row, {column, "split"}))
+        if not is_in_split(row, split):
+            return
+        notes, source = described(_uri(place, folder), row, where=where, beside={column, "split"})
     except ValueError as error:
         is_file = not _SCHEME.match(place)
         name = str(folder / place) if is_file else place
         yield Problem(where, str(error), uri=name, missing=is_file and not is_there(name))
         return
-    yield from (Problem(where, remark, skipped=False) for remark in remarks)
+    yield from notes
     yield source
 
 
-def labels_of(row: Row) -> tuple[tuple[str, ...], list[str]]:
+def is_in_split(row: Row, split: str | None) -> bool:
+    """Whether the column `split` of a row has this value; always if `split` is None.
+
+    Raises:
+        ValueError: it is not the name of a split.
+    """
+    if split is None:
+        return True
+    of_row, reason = parse_split(row.get("split"))
+    if reason is not None:
+        raise ValueError(reason)
+    return of_row == split
+
+
+def described(uri: Path | str, row: Row, *, where: str, beside: set[str | None]) -> tuple[list[Problem], ImageSource]:
+    """Notes on corrected metadata of a row, and its image or vector; columns in `beside` are not attributes.
+
+    Raises:
+        ValueError: the metadata cannot be used.
+    """
+    labels, remarks = _labels_of(row)
+    source = ImageSource(uri, labels, where, key_of(row), _attributes_of(row, beside))
+    return [Problem(where, remark, skipped=False) for remark in remarks], source
+
+
+def _labels_of(row: Row) -> tuple[tuple[str, ...], list[str]]:
     """The labels of a row, given as a list or as text separated by `;`, and notes on those that were corrected.
 
     Raises:
@@ -134,7 +153,7 @@ def key_of(row: Row) -> str | None:
     return str(key)
 
 
-def attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
+def _attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
     """The attributes of a row: its columns except `beside`, the key and the labels; empty values and NaN are left out.
 
     Raises:

@@ -11,10 +11,9 @@ from typing import Any, Literal
 from hashseek.indexing.ingest.manifests import (
     KINDS,
     ImageSource,
-    attributes_of,
+    described,
     find_manifest,
-    key_of,
-    labels_of,
+    is_in_split,
     read_manifest,
 )
 from hashseek.indexing.remote import is_remote
@@ -39,10 +38,11 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
     Args:
         paths: image files; folders, searched with their subfolders unless they have a `labels.csv` or `labels.jsonl`;
             lists (`indexing.ingest.manifests`); tar files; URLs; glob patterns (`*`, `?`, `[]`, `**`).
-        split: use only this split of lists.
+        split: use only this split of lists and tar files.
 
     Raises:
-        BadDataset: at once if a path is empty or missing or a pattern matches nothing; later if a list cannot be read.
+        BadDataset: at once if a path is empty or missing or a pattern matches nothing; later if a list cannot be read,
+            or if something else than a list or a tar file should have splits.
     """
     for path in paths:
         if not isinstance(path, str | Path):
@@ -56,7 +56,7 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
                 raise BadDataset(f"{nothing} {path}: correct the path")
         except (OSError, ValueError) as error:  # no permission, too long, or it contains NUL
             raise BadDataset(f"{path} cannot be read: {error}") from None
-    return (found for path in paths for found in _with_note(str(path), _sources(str(path), split)))
+    return (found for path in paths for found in _with_note(str(path), split))
 
 
 def count_images(paths: Sequence[str | Path], *, split: str | None = None, on_error: OnError = "skip") -> int:
@@ -114,22 +114,30 @@ def walk(folder: Path) -> Iterator[Path | Problem]:
         waiting += sorted(folders, reverse=True)
 
 
-def _with_note(path: str, sources: Iterator[Found]) -> Iterator[Found]:
+def images_in(folder: Path) -> Iterator[Found]:
+    """The images that `walk` finds in a folder, and folders that cannot be read."""
+    return (ImageSource(found) if isinstance(found, Path) else found for found in walk(folder))
+
+
+def _with_note(path: str, split: str | None) -> Iterator[Found]:
     """The images and problems at `path`; a note if there are none."""
     found = None
-    for found in sources:
+    for found in _sources(path, split):
         yield found
     if found is None:
         reason = (
             "no images were found there; of a folder, only files with the suffix of an image are read: name others, "
             "such as 'FOLDER/*.tar', or list them in a .txt file"
         )
+        if split is not None:
+            reason = f"no image of the split {split!r} was found there"
         yield Problem(path, reason, skipped=False)
 
 
 def _sources(path: str, split: str | None) -> Iterator[Found]:
     """The images and problems at a URL, at a path, or at all paths that match a pattern."""
     if is_remote(path):
+        _refuse_split(path, split)
         yield ImageSource(path)
     elif not Path(path).exists():
         is_all = PurePosixPath(path).parts[-2:] == ("**", "*")  # includes what is in a matched folder
@@ -145,15 +153,19 @@ def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
     manifest = find_manifest(path)
     if manifest is not None:
         yield from read_manifest(manifest, split=split)
-    elif path.is_dir():
-        yield from (ImageSource(found) if isinstance(found, Path) else found for found in walk(path))
-    elif path.name.lower().endswith(_TARS):
-        yield from _shard(path)
+    elif path.name.lower().endswith(_TARS) and not path.is_dir():
+        yield from _shard(path, split)
     else:
-        yield ImageSource(path)
+        _refuse_split(str(path), split)
+        yield from images_in(path) if path.is_dir() else [ImageSource(path)]
 
 
-def _shard(shard: Path) -> Iterator[Found]:
+def _refuse_split(path: str, split: str | None) -> None:
+    if split is not None:
+        raise BadDataset(f"{path} has no splits: leave --split out, or give a list with a column `split`")
+
+
+def _shard(shard: Path, split: str | None) -> Iterator[Found]:
     """Images in a tar, with metadata from files that differ only in their suffix, as in WebDataset."""
     try:
         for stem, members in groupby(
@@ -173,16 +185,23 @@ def _shard(shard: Path) -> Iterator[Found]:
             for name, member in pictures:
                 path = member_path(shard, f"{member.offset}+{member.size}/{name}")
                 try:
-                    yield _described(path, f"{shard.name}: {name}", sidecars)
+                    row = _row_of(sidecars)
+                    if not is_in_split(row, split):
+                        continue
+                    notes, source = described(path, row, where=f"{shard.name}: {name}", beside={"split"})
                 except (ValueError, BadImage) as error:
                     yield Problem(f"{shard.name}: {name}", str(error))
+                else:
+                    yield from notes
+                    yield source
     except BadDataset as error:
         yield Problem(str(shard), str(error).removeprefix(f"{shard} "))
     except OSError as error:
         yield Problem(str(shard), f"cannot be read: {error.strerror or error}")
 
 
-def _described(path: Path, where: str, sidecars: dict[str, Member]) -> ImageSource:
+def _row_of(sidecars: dict[str, Member]) -> dict[str, Any]:
+    """The metadata of an image in a tar, as a row of a list."""
     texts: dict[str, str] = {}
     for suffix, member in sidecars.items():
         try:
@@ -196,9 +215,9 @@ def _described(path: Path, where: str, sidecars: dict[str, Member]) -> ImageSour
         except (ValueError, RecursionError):
             raise ValueError("its .json file is not JSON") from None
         row = content if isinstance(content, dict) else {"labels": content}
-    if row.get("labels") is None:
+    if not row.get("labels"):
         row["labels"] = texts.get(".cls", "").split() or texts.get(".txt", "").replace("\n", ";")
-    return ImageSource(path, labels_of(row)[0], where, key_of(row), attributes_of(row, set()))
+    return row
 
 
 def _is_picture(name: str) -> bool:

@@ -14,10 +14,9 @@ from pathlib import Path
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.catalog.records import is_utf8
 from hashseek.indexing.ingest.batch import IngestReport
-from hashseek.indexing.ingest.loading import Stamp, stamp_of
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found, walk
-from hashseek.indexing.uris import is_there, stored_path
+from hashseek.indexing.uris import Stamp, is_there, stamp_of, stored_path
 from hashseek.retrieval.label_files import Problem
 
 _CHUNK = 256  # files looked up together

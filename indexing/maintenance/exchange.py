@@ -25,6 +25,7 @@ from hashseek.indexing.ingest.manifests import load_pyarrow
 from hashseek.indexing.maintenance.scratch import new_file
 from hashseek.indexing.opening import Store, open_for_adding
 from hashseek.indexing.remote import is_remote
+from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.codes import check_codes, code_size
 from hashseek.retrieval.errors import BadDataset, ForeignCodes, HashseekError
 from hashseek.retrieval.label_files import Problem
@@ -153,7 +154,8 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> Generator[
         BadCollection: no collection, and no checkpoint to create one for.
     """
     files = sorted(place.glob("*.parquet")) or [place]
-    with open_export(files[0]):  # it is refused before a collection is created
+    fingerprint = None if checkpoint is None else load_header(checkpoint).fingerprint
+    with open_export(files[0], fingerprint):  # it is refused before a collection is created
         pass
     with open_for_adding(folder, checkpoint=checkpoint) as collection:
         yield from add_exports(files, collection)
@@ -170,7 +172,7 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
     """
     report, writer = IngestReport(), Writer(collection)
     for file in files:
-        with open_export(file, collection) as (groups, problems):
+        with open_export(file, collection.fingerprint) as (groups, problems):
             skipped = sum(problem.skipped for problem in problems)
             report = report.plus(IngestReport(skipped=skipped, problems=problems))
             yield report
@@ -180,10 +182,8 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
 
 
 @contextmanager
-def open_export(
-    file: Path, collection: Store | None = None
-) -> Iterator[tuple[Iterator[list[NewImage]], list[Problem]]]:
-    """Open an export, which must be of the codes of `collection` if that is given.
+def open_export(file: Path, fingerprint: str | None = None) -> Iterator[tuple[Iterator[list[NewImage]], list[Problem]]]:
+    """Open an export, whose codes must be of the checkpoint with this fingerprint, if one is given.
 
     Yields:
         (its images, in groups; of a shard, problems with others).
@@ -203,10 +203,10 @@ def open_export(
             about = _checked(opened.schema_arrow)
             groups = _read_groups(opened, file, int(about["hashseek.n_bits"]), n_images=int(about["hashseek.n_images"]))
             problems = [Problem(**fields) for fields in json.loads(about.get(PROBLEMS, "[]"))]
-            fingerprint = about["hashseek.fingerprint"]
-        if collection is not None and fingerprint != collection.fingerprint:
+            found = about["hashseek.fingerprint"]
+        if fingerprint not in (None, found):
             raise ForeignCodes(
-                f"{file} holds codes of checkpoint {fingerprint[:12]}, not of {collection.fingerprint[:12]}: distances "
+                f"{file} holds codes of checkpoint {found[:12]}, not of {fingerprint[:12]}: distances "
                 "between them are meaningless; import it into a collection of its own checkpoint"
             )
         yield groups, problems

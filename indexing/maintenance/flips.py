@@ -33,7 +33,7 @@ class Orientation:
     def of(self, pixels: Pixels) -> Pixels:
         """Square images (B, 3, size, size), mirrored and turned."""
         mirrored = pixels[..., ::-1] if self.mirrored else pixels
-        return np.ascontiguousarray(np.rot90(mirrored, self.quarters, axes=(-2, -1)))
+        return np.rot90(mirrored, self.quarters, axes=(-2, -1))
 
     def after(self, first: "Orientation") -> "Orientation":
         """The combination of both: `first`, then this one."""

@@ -64,7 +64,7 @@ class MilvusStore:
         """
         self.uri = uri
         self._checkpoint = checkpoint
-        self._adds = create
+        self._writes = create
         self._counted = 0.0
         self._counts: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._lock = threading.Lock()
@@ -83,7 +83,8 @@ class MilvusStore:
             raise
 
     def _create(self, fingerprint: str, n_bits: int) -> None:
-        about = json.dumps({"hashseek": FORMAT, "fingerprint": fingerprint, "n_bits": n_bits, "created_at": now()})
+        # Several processes may create it at once: Milvus accepts that if they all pass the same.
+        about = json.dumps({"hashseek": FORMAT, "fingerprint": fingerprint, "n_bits": n_bits})
         schema = of_rows.make_schema(about, n_bytes=code_size(n_bits))
         self._connection.write("create_collection", schema=schema, consistency_level="Strong")
 
@@ -137,7 +138,7 @@ class MilvusStore:
         return "IVF" not in self.kind
 
     def __len__(self) -> int:
-        return self._count("", "Strong" if self._adds else None)  # after an add, it counts what was added
+        return self._count("", "Strong" if self._writes else None)  # it counts what was just added or removed
 
     def close(self) -> None:
         """Close the connection."""
@@ -179,7 +180,10 @@ class MilvusStore:
             new = {"id": free, "key": image.key or "", "added_at": time, "changed_at": time}
             return new | of_rows.content_of(image) | of_rows.described(image.labels, image.attributes), "added"
         if row["sha256"] == image.sha256:
-            moves = image.key is not None or is_moved(row["path"], image.path, image.sha256)
+            file = of_rows.file_record(row)
+            moves = image.key is not None or is_moved(
+                row["path"], image.path, sha256=image.sha256, stamp=(file.bytes, file.mtime_ns)
+            )
             new = row | ({"path": image.path} if moves else {})
             if new["path"] == image.path and image.mtime_ns is not None:
                 new |= {"mtime_ns": image.mtime_ns}
@@ -225,10 +229,12 @@ class MilvusStore:
                 raise UnknownImage(f"there is no image {missing[0]} in the collection")
         for at in range(0, len(ids), MOST):
             self._connection.write("delete", ids=[int(i) for i in ids[at : at + MOST]])
+        self._writes = True
 
     def _upsert(self, rows: list[Row]) -> None:
         if rows:
             self._connection.write("upsert", data=rows)
+            self._writes = True
 
     # ------------------------------------------------------------ reading
 
@@ -250,6 +256,8 @@ class MilvusStore:
 
     def _rows(self, field: str, values: Sequence[Any], fields: list[str], consistency: str | None = None) -> list[Row]:
         """The rows that have one of the values in a field, by ascending id; several rows may have the same value."""
+        if field == "id":
+            values = [int(value) for value in values if 0 <= value < 2**63]
         rows: dict[int, Row] = {}
         for at in range(0, len(values), BATCH):
             among = f"{field} in {literal(values[at : at + BATCH])}"
@@ -276,14 +284,13 @@ class MilvusStore:
         return int(self._query(among, ["count(*)"], 1, consistency)[0]["count(*)"])
 
     def _row(self, image_id: int, fields: list[str], consistency: str | None = None) -> Row:
-        found = self._rows("id", [image_id], fields, consistency) if 0 <= image_id < 2**63 else []
-        if not found:
+        if not (found := self._rows("id", [image_id], fields, consistency)):
             raise UnknownImage(f"there is no image {image_id} in the collection")
         return found[0]
 
     def get(self, ids: Sequence[int]) -> list[StoredImage | None]:
         """Records by id, in that order; None for an id that is not stored."""
-        found = {row["id"]: of_rows.stored_image(row) for row in self._rows("id", [int(i) for i in ids], RECORD)}
+        found = {row["id"]: of_rows.stored_image(row) for row in self._rows("id", ids, RECORD)}
         return [found.get(int(i)) for i in ids]
 
     def one(self, image_id: int) -> StoredImage:
@@ -411,7 +418,7 @@ class MilvusStore:
         if self._connection.is_stale:
             return False
         try:
-            if self._describe()["description"] == self._description["description"]:
+            if self._describe()["collection_id"] == self._description["collection_id"]:
                 return True
         except StoreUnavailable:
             return True

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from hashseek.indexing.milvus.connection import Connection
 from hashseek.indexing.milvus.expressions import both
-from hashseek.indexing.milvus.rows import CODE, N_IDS, code_bytes
+from hashseek.indexing.milvus.rows import CODE, N_IDS, N_LISTS, code_bytes
 from hashseek.retrieval.errors import BadConfig
 
 MOST = 16_384  # results that Milvus returns at once
@@ -44,7 +44,7 @@ class Nearest:
         another.
 
         Raises:
-            BadConfig: an index with lists can return no more than `MOST`.
+            BadConfig: an index with lists can return no more than `MOST`, and the result needs more.
         """
         first = min(2 * k + 64, MOST)
         if "nprobe" in self.params:
@@ -65,17 +65,19 @@ class Nearest:
 
         It asks for no radius: Milvus 2.3 then ignores `nprobe`, and stops at the first list without a hit.
         """
-        if k > MOST:
-            raise BadConfig(
-                f"an index with lists finds at most {MOST:,} images, but this search needs {k:,}: use a lower k, or a "
-                "lower oversample"
-            )
-        while True:
+        found, is_complete = list[Found](), False
+        while k <= MOST and not is_complete:
             found = self._fetch(n, self.among)
             is_complete = len(found) < n or found[-1].distance > min(found[k - 1].distance, radius)
-            if is_complete or n == MOST:
+            if n == MOST:
                 break
             n = min(4 * n, MOST)
+        reads_all = self.params["nprobe"] == N_LISTS  # then the result is exact, or refused
+        if k > MOST or (reads_all and not is_complete):
+            raise BadConfig(
+                f"an index with lists finds at most {MOST:,} images, but this search needs more: use a lower k, "
+                "max_distance or oversample"
+            )
         found = [one for one in found if one.distance <= radius]
         if ties and len(found) > k:
             return [one for one in found if one.distance <= found[k - 1].distance]

@@ -74,12 +74,14 @@ def _ids(identity: str) -> tuple[int, int]:
 
 
 def find_row(image: NewImage, rows: Mapping[int, Row]) -> Row | None:
-    """The row of an image that is already stored, by its key, or without a key by its content; the lowest id."""
+    """The row of an image that is already stored: by its key, or without one by its content.
+
+    Of several with its content, that of its path, or else the one with the lowest id.
+    """
     if image.key is not None:
         return next((rows[i] for i in ids_of(image) if i in rows and rows[i]["key"] == image.key), None)
-    same: Iterable[int] = (i for i, row in rows.items() if row["sha256"] == image.sha256)
-    lowest = min(same, default=None)
-    return None if lowest is None else rows[lowest]
+    same = (row for row in rows.values() if row["sha256"] == image.sha256)
+    return min(same, key=lambda row: (row["path"] != image.path, row["id"]), default=None)
 
 
 def content_of(image: NewImage) -> Row:

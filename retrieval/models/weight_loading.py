@@ -113,6 +113,8 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
 def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, source: str) -> None:
     wanted = backbone.state_dict()
+    if state and all(key.startswith(("backbone.", "head.")) for key in state):  # a Hashseek checkpoint
+        state = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
     prefixed = {f"features.{key}": value for key, value in state.items()}
     if not wanted.keys() & state.keys() and wanted.keys() & prefixed.keys():
         state = prefixed  # a file of the convolutional layers only
@@ -120,8 +122,6 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
         state = timm_backbones.converted(backbone, state)
     elif name in FILES:
         state = {_present_name(key): value for key, value in state.items()}
-    if state and all(key.startswith(("backbone.", "head.")) for key in state):  # a Hashseek checkpoint
-        state = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
     left_out = left_out_prefixes(backbone, name)
     state = {key: value for key, value in state.items() if key in wanted or not key.startswith(left_out)}
     state = {key: value for key, value in wanted.items() if key.endswith(_COUNTER)} | state

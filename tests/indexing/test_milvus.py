@@ -94,9 +94,11 @@ def test_commands_find_the_same_in_milvus_as_in_a_folder(hashseek, milvus_name, 
     assert hashseek("search", milvus_name, picture)[0] == 2  # it keeps no checkpoint
 
 
-def test_an_export_of_a_folder_is_imported(hashseek, milvus_name, checkpoint, indexed, tmp_path):
+def test_an_export_of_a_folder_is_imported(hashseek, milvus_name, checkpoint, other_checkpoint, indexed, tmp_path):
     with closing(Collection(indexed, read_only=True)) as collection:
         export(collection, tmp_path / "x.parquet")
+        code, *_ = hashseek("index", "import", tmp_path / "x.parquet", milvus_name, "--checkpoint", other_checkpoint)
+        assert code == 2  # no collection is created for the wrong checkpoint
         for outcome in ("added 12, updated 0, already stored 0", "added 0, updated 0, already stored 12"):
             code, out, _ = hashseek("index", "import", tmp_path / "x.parquet", milvus_name, "--checkpoint", checkpoint)
             assert (code, out.split(";")[0]) == (0, outcome)
@@ -183,7 +185,11 @@ def test_nothing_is_read_from_a_collection_that_took_the_place_of_another(milvus
         with pytest.raises(StoreUnavailable):
             store.search(np.zeros((1, 6), np.uint8), k=1)
         assert not store.is_current()  # until another one is opened
-    for store in (before, after, checked):
+    last = MilvusStore(uri, checkpoint=same_length)
+    last._connection.write("drop_collection")
+    MilvusStore(uri, checkpoint=same_length, create=True).close()
+    assert not last.is_current()
+    for store in (before, after, checked, last):
         store.close()
 
 

@@ -69,7 +69,7 @@ def by_hand(query, rank, ids, codes, features, n_bits):
     if rank == "asymmetric":
         scores = [float((query.outputs * (2.0 * bits - 1)).sum()) for bits in unpack(codes, n_bits)]
     else:
-        scores = [float(feature.astype(float) @ query.feature.astype(float)) for feature in features]
+        scores = cosines(features, query.feature).tolist()
     return {int(i): (int(d), s) for i, d, s in zip(ids, distances, scores, strict=True)}
 
 

@@ -22,10 +22,10 @@ from hashseek.indexing.ingest.batch import ingest
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import find_sources
 from hashseek.indexing.maintenance.exchange import export, import_
-from hashseek.indexing.ray_encoding import Cluster, _shards, encode_shards
+from hashseek.indexing.ray_encoding import Cluster, _shards, _Worker, encode_shards
 from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Searcher
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.label_files import Problem
 from support.commands import wait_until
 from support.pictures import labels_of, png, save
@@ -243,6 +243,20 @@ def test_a_cluster_that_is_not_there_is_refused():
             Cluster(address).check()
     with pytest.raises(BadConfig, match="1.5"):
         Cluster("local", gpus=1.5).check()
+
+
+def test_a_machine_that_does_not_see_a_file_ends_the_run(tmp_path):
+    with pytest.raises(HashseekError, match=r"gone\.jpg"):
+        _Worker({}, fetch, 1).encode([], [ImageSource(tmp_path / "gone.jpg")])
+
+
+@NEEDS_RAY
+def test_the_fit_of_a_new_collection_is_kept_for_the_shards_that_are_finished(hashseek, pictures, tmp_path):
+    failing = "import hashseek.indexing.cli.add as m, os; m.encode_shards = lambda *_, **__: m.BadConfig.no_such_name"
+    command = ("index", "add", tmp_path / "c", pictures, "--backbone", "pixels", "--bits", 8, "--ray", "local")
+    assert hashseek(*command, before=failing)[0] == 1
+    with closing(Collection(tmp_path / "c")) as collection:
+        assert (len(collection), collection.n_bits) == (0, 8)
 
 
 @pytest.mark.parametrize("option", ["--watch", "--dry-run", "--trust-mtime", "--keep-features", "--on-error=stop"])

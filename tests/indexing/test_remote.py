@@ -121,6 +121,16 @@ def test_content_is_downloaded_after_redirects_and_retries_and_without_a_proxy(s
     assert {"/good/%C3%BC%20space?q=%C3%A4", "/good/%FF", "/good/%C3%A9"} <= set(server.asked)
 
 
+def test_the_next_ip_address_of_a_host_is_tried(server, monkeypatch):
+    """`localhost` is often ::1 first, where no server of IPv4 answers."""
+    both = [(2, 1, 6, "", (address, 0)) for address in ("127.0.0.9", "127.0.0.1")]
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: both if host == "x.y" else look_up(host, *a, **k))
+    monkeypatch.setattr(remote, "RETRIES", 0)
+    server.url = server.url.replace("127.0.0.1", "x.y")
+    assert get(server, "good") == CONTENT
+
+
 def test_https_needs_a_trusted_certificate_for_the_host(server, monkeypatch):
     monkeypatch.setattr(remote, "RETRIES", 0)
     own = ROOT / "tests" / "support" / "certificate.pem"  # of 127.0.0.1, signed by nobody

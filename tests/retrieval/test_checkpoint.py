@@ -194,6 +194,9 @@ def test_a_foreign_file_is_refused(tmp_path):
     save_file({"a": torch.zeros(3)}, foreign)
     with pytest.raises(BadCheckpoint):
         load_checkpoint(foreign)
+    save_file({"a": torch.zeros(3, dtype=torch.float8_e4m3fn)}, foreign, {"format": "pt"})  # NumPy lacks the type
+    with pytest.raises(BadCheckpoint):
+        load_checkpoint(foreign)
     foreign.write_text("a text file that was renamed")
     with pytest.raises(BadCheckpoint):
         load_checkpoint(foreign)

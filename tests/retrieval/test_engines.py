@@ -397,6 +397,9 @@ def test_an_encoder_leaves_the_checkpoint_as_it_is_and_takes_no_image(name, chec
     encoder = Encoder(loaded, device="cpu", engine=name)
     assert encoder.features(np.zeros((0, 3, 64, 64), np.uint8)).shape == (0, encoder.n_features)
     assert encoder.encode_pixels(encoder.pixels_of([])).shape == (0, 6)
+    pixels = encoder.pixels_of([draw(1), draw(2)])
+    for view in (np.asfortranarray(pixels), pixels[:, ::-1].copy()[:, ::-1]):
+        assert np.array_equal(encoder.features(view), encoder.features(pixels))
     for key, value in loaded.model.state_dict().items():
         assert value.dtype == before[key].dtype
         assert torch.equal(value, before[key])

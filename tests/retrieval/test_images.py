@@ -212,13 +212,14 @@ def test_damaged_metadata_does_not_matter(kind, exif):
     assert picture.image.size == (picture.width, picture.height) == ((20, 30) if turned else (30, 20))
 
 
-@pytest.mark.parametrize("kind", ["WEBP", "AVIF", "GIF", "TIFF", "BMP", "PNG", "JPEG", "HEIF"])
+@pytest.mark.parametrize("kind", ["WEBP", "AVIF", "GIF", "TIFF", "BMP", "PNG", "JPEG", "MPO", "HEIF"])
 def test_every_kind_is_read_whichever_comes_first(kind):
-    if kind not in FORMATS:
+    if kind not in (*FORMATS, "MPO"):
         pytest.skip(f"this Pillow is built without {kind}")
-    picture = decode(encoded(draw(3), kind))
+    two = {"save_all": True, "append_images": [draw(4)]} if kind == "MPO" else {}
+    picture = decode(encoded(draw(3), kind, **two))
     assert picture.image.size == draw(3).size
-    assert picture.media_type == f"image/{kind.lower()}"
+    assert picture.media_type == f"image/{'jpeg' if kind == 'MPO' else kind.lower()}"
     distance = np.abs(np.asarray(picture.image, np.int16) - np.asarray(draw(3), np.int16)).mean()
     assert distance < 25
 

@@ -145,6 +145,7 @@ def test_watching_follows_a_folder_until_it_is_stopped(start, tmp_path, checkpoi
     process = start(
         *("index", "add", folder, watched, "--checkpoint", checkpoint, "--device", "cpu"),
         *("--watch", "--prune", "--every", "0.1", "--label", "seen"),
+        before="import hashseek.indexing.catalog.database as d; d.BUSY_SECONDS = 0.5",
     )
 
     def holds(*names):
@@ -153,7 +154,9 @@ def test_watching_follows_a_folder_until_it_is_stopped(start, tmp_path, checkpoi
 
     wait_until(lambda: holds("a.png") or process.ended)
     wait_until(lambda: list((folder / "index").glob("*/ids.bin")))  # others need not build the index
-    save(watched / "b.png", 2)
+    with closing(Collection(folder)) as other, other.catalog.exclusive():
+        save(watched / "b.png", 2)
+        wait_until(lambda: "locked" in process.err or process.ended)
     wait_until(lambda: holds("a.png", "b.png") or process.ended)
     (watched / "a.png").unlink()
     wait_until(lambda: holds("b.png") or process.ended)

@@ -57,7 +57,10 @@ def test_pixels_need_no_weights(hashseek, tmp_path, pictures):
 
 
 def test_watching_does_not_encode_the_images_of_the_fit_again(start, tmp_path, pictures):
-    command = ("index", "add", tmp_path / "c", pictures, "--backbone", "pixels", "--bits", 8, "--device", "cpu")
+    watched = tmp_path / "watched"
+    shutil.copytree(pictures, watched)
+    command = ("index", "add", tmp_path / "c", watched, "--backbone", "pixels", "--bits", 8, "--device", "cpu")
+    (watched / "labels.csv").write_text("file,label\nnothing.png,cat\n")  # not read, as in every round
     without_encoder = "from hashseek.retrieval.encoder import Encoder; Encoder.features_and_outputs = None"
     process = start(*command, "--watch", "--label", "seen", before=without_encoder)
     wait_until(lambda: "added 12" in process.out or process.ended)

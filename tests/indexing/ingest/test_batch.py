@@ -7,6 +7,7 @@ import signal
 import tarfile
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -178,6 +179,34 @@ def test_the_record_of_a_file_that_was_edited_is_noted(opened, tmp_path, key):
     [note] = report.problems
     assert (note.where, note.skipped, "image 1 " in note.reason) == (str(path), False, True)
     assert run(opened, edited).problems == []
+
+
+def test_records_follow_a_series_that_was_renumbered(opened, tmp_path):
+    paths = [tmp_path / f"{number}.png" for number in range(5)]
+    first = [save(path, number) for number, path in enumerate(paths[:4])]
+    run(opened, map(ImageSource, first))
+    for path, later in reversed([*pairwise(paths)]):
+        path.rename(later)
+    save(paths[0], 9)
+    report = run(opened, map(ImageSource, paths))
+    assert (outcome(report), report.problems) == ((1, 4, 0, 0), [])
+    for record in opened[0].catalog.page(after=0, limit=9):
+        assert hashlib.sha256(open_uri(record.path)).hexdigest() == record.sha256
+    assert outcome(run(opened, map(ImageSource, paths))) == (0, 0, 5, 0)
+
+
+def test_a_second_key_for_one_file_is_not_taken_for_other_content(opened, tmp_path):
+    path = save(tmp_path / "a.png")
+    run(opened, [ImageSource(path)])
+    report = run(opened, [ImageSource(path, key="shirt"), ImageSource(path, key="shirt in red")])
+    assert (outcome(report), report.problems) == ((1, 1, 0, 0), [])
+
+
+def test_a_modification_time_too_late_for_the_catalog(opened, tmp_path):
+    path = save(tmp_path / "a.png")
+    os.utime(path, ns=(0, 2**63 + 10**9))
+    assert outcome(run(opened, [ImageSource(path)])) == (1, 0, 0, 0)
+    assert outcome(run(opened, [ImageSource(path)], trust_mtime=True)) == (0, 0, 1, 0)
 
 
 def test_a_key_given_later_goes_to_the_record_of_the_same_file_and_content(opened, tmp_path):

@@ -278,6 +278,12 @@ def test_a_split_whose_images_are_all_missing_is_not_called_empty(tree):
         drawn(tree / "m.csv", split="database")
 
 
+@pytest.mark.parametrize("path", ["a", "7.jpg", "*.jpg", "https://example.org/1.jpg"])
+def test_a_split_of_what_has_none_is_refused(tree, path):
+    with pytest.raises(BadDataset):
+        drawn(path if "://" in path else str(tree / path), split="train")
+
+
 def test_names_from_windows_are_found(tree):
     touch(tree / "m.csv", b"file\na\\1.jpg\n")
     [source], _ = drawn(tree / "m.csv")
@@ -304,6 +310,11 @@ def test_images_in_a_tar_with_metadata_from_the_files_beside_them(tmp_path):
             "x/.5.jpg": jpeg(5),
             "readme": b"text",
             "x/1.cls": b"3",  # its picture stands further above
+            "x/6.json": json.dumps({"labels": [], "split": "test"}).encode(),
+            "x/6.cls": b"7",
+            "x/6.jpg": jpeg(6),
+            "x/7.json": json.dumps({"labels": ["cat", 1.5], "split": "train"}).encode(),
+            "x/7.jpg": jpeg(7),
         },
     )
     sources, problems = drawn(shard)
@@ -312,9 +323,12 @@ def test_images_in_a_tar_with_metadata_from_the_files_beside_them(tmp_path):
         ("a.tar: x/1.jpg", ("dog", "brown"), None, {}),
         ("a.tar: x/2.jpg", ("3", "5"), None, {}),
         ("a.tar: x/4.tar::1+2/4.jpg", (), None, {}),
+        ("a.tar: x/6.jpg", ("7",), None, {}),
+        ("a.tar: x/7.jpg", ("cat",), None, {}),
     ]
-    assert [problem.split(": ")[1] for problem in problems] == ["x/3.jpg", "x/1.cls"]
-    for source, number in zip(sources, (0, 1, 2, 4), strict=True):
+    assert [problem.split(": ")[1] for problem in problems] == ["x/3.jpg", "x/1.cls", "x/7.jpg"]
+    assert [s.name for s in drawn(shard, split="query")[0]] == ["a.tar: x/6.jpg"]
+    for source, number in zip(sources, (0, 1, 2, 4, 6, 7), strict=True):
         path = stored_path(source.uri)
         assert path.startswith(f"{os.path.realpath(shard)}::")
         assert open_uri(path) == jpeg(number)

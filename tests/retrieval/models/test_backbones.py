@@ -130,13 +130,16 @@ def test_weights_of_a_vision_transformer_for_another_size_are_refused_before_the
         load_backbone_weights(nn.Identity(), name="vit_b_16", weights="IMAGENET1K_SWAG_E2E_V1")
 
 
-def test_the_backbone_of_a_checkpoint_loads_without_its_hash_layer(tmp_path):
+@pytest.mark.parametrize("name", ["squeezenet1_1", "timm:convnext_atto"])  # timm renames weights of the latter
+def test_the_backbone_of_a_checkpoint_loads_without_its_hash_layer(name, tmp_path):
+    if name.startswith("timm:"):
+        pytest.importorskip("timm")
     torch.manual_seed(1)
-    trained = HashModel(backbone="squeezenet1_1", n_bits=16)
+    trained = HashModel(backbone=name, n_bits=16)
     preprocessing = Preprocessing(size=64, **IMAGENET)
     save_checkpoint(tmp_path / "best.safetensors", trained, preprocessing, label_names=("a",))
-    backbone, _ = build_backbone("squeezenet1_1")
-    load_backbone_weights(backbone, name="squeezenet1_1", weights=str(tmp_path / "best.safetensors"))
+    backbone, _ = build_backbone(name)
+    load_backbone_weights(backbone, name=name, weights=str(tmp_path / "best.safetensors"))
     assert all(torch.equal(value, trained.backbone.state_dict()[key]) for key, value in backbone.state_dict().items())
     other, _ = build_backbone("shufflenet_v2_x0_5")
     with pytest.raises(BadCheckpoint, match=r"conv1.*--backbone"):

@@ -56,6 +56,8 @@ def test_a_split_column_is_followed_and_retrieval_means_database(root):
     write(root, rows, "file,labels,split")
     parts = files(build_splits("folder", root=str(root)))
     assert [len(parts[name]) for name in ("query", "train", "database")] == [5, 5, 10]
+    write(root, rows, "File,Labels,Split")
+    assert files(build_splits("folder", root=str(root), split_column="Split")) == parts
     for option in ({"query_fraction": 0.2}, {"train_fraction": 0.2}, {"split_seed": 1}):
         with pytest.raises(BadConfig, match=f"{next(iter(option))} is .*labels.csv has a split"):
             build_splits("folder", root=str(root), **option)
@@ -77,6 +79,8 @@ def test_the_first_problem_is_named_if_no_line_can_be_used(root):
     with pytest.raises(BadDataset, match="train2017"):
         build_splits("folder", root=str(root), on_error="skip")
     assert not build_splits("folder", root=str(root), ignore_columns=["split"]).problems
+    write(root, [f"{n:02}.png,{'ab'[n % 2]},train2017" for n in range(20)], "File,Labels,Split")
+    assert not build_splits("folder", root=str(root), ignore_columns=["Split"]).problems
 
 
 def sort_into_folders(root: Path, place) -> None:
