@@ -80,10 +80,10 @@ def load_inputs(experiment: Experiment) -> Inputs:
     return replace(inputs, gallery=inputs_of(experiment.config(*gallery))) if gallery else inputs
 
 
-def settings_of(method: str, experiment: Experiment) -> tuple[str, ...]:
-    """The fixed settings of a method on the data of an experiment."""
+def settings_of(method: str, config: Config) -> tuple[str, ...]:
+    """The fixed settings of a method that are added to those of `config`."""
     entry = METHODS[method]
-    starts_at_random = experiment.config().model.start_of_head == "random"
+    starts_at_random = config.model.start_of_head == "random"
     return (*entry.settings, *(entry.random_start if starts_at_random else ()))
 
 
@@ -96,7 +96,7 @@ def tune(method: str, n_bits: int, seed: int, experiment: Experiment, folder: Pa
     data = data_of(experiment.data)
     validation = (f"train.val_fraction={_HELD_OUT}", f"train.val_database={data.val_database}")
     tuning = (*validation, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}", f"train.seed={seed}")
-    content = read_config(data.config, (*experiment.settings, *tuning, *settings_of(method, experiment)))
+    content = read_config(data.config, (*experiment.settings, *tuning, *settings_of(method, experiment.config())))
     # Otherwise all methods would try the same rates, on all data.
     drawn = crc32(f"{experiment.data} {method} {n_bits} {seed}".encode())
     content["sweep"] = {"space": space_at(method, n_bits), "trials": experiment.n_trials, "seed": drawn}
@@ -216,7 +216,8 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
             if entry.space:
                 tune(method, tuned_length(n_bits), seed, experiment, folder)
                 chosen = chosen_settings(folder, method, n_bits, seed)
-            settings = (*settings_of(method, experiment), *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
+            fixed = settings_of(method, experiment.config())
+            settings = (*fixed, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
             config, out = experiment.config(*settings), run_folder(folder, method, n_bits, seed)
             checkpoint, facts = trained(config, out, inputs.splits)
             scores = {**scores_of(outputs_of(checkpoint), inputs), **facts, "settings": list(settings)}

@@ -12,7 +12,16 @@ from typing import Any
 
 import torch
 
-from experiments.comparison import TUNED, Experiment, add_row, chosen_settings, run_folder, trained, unfinished
+from experiments.comparison import (
+    TUNED,
+    Experiment,
+    add_row,
+    chosen_settings,
+    run_folder,
+    settings_of,
+    trained,
+    unfinished,
+)
 from experiments.inputs import intact_splits
 from experiments.methods import METHODS
 from experiments.processes import in_processes
@@ -71,7 +80,7 @@ def fine_tune(folder: Path, method: str, n_bits: int, seed: int, *, base: Sequen
     chosen = chosen_settings(folder, method, n_bits, seed)
     of_loss = [setting for setting in chosen if setting.startswith("loss.")]
     of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
-    config = load_config(BASE, (*METHODS[method].settings, *of_loss, *of_run, *base))
+    config = load_config(BASE, (*settings_of(method, load_config(BASE, base)), *of_loss, *of_run, *base))
     splits = intact_splits(config)
     checkpoint, facts = trained(config, run_folder(folder / FOLDER, method, n_bits, seed), splits)
     encoder = SplitEncoder(checkpoint, device="auto", precision=config.train.precision)

@@ -215,7 +215,7 @@ def cross_validate(
                     p_at_1[fold, point] = precision_at_1(probabilities, labels[inside])
                     point += 1
         score = (mean_ap[: fold + 1].mean(axis=0) + p_at_1[: fold + 1].mean(axis=0)) / 2
-        report(fold + 1, float(score.max()))
+        report(fold + 1, float(score.max()), n_folds)
     best = int(score.argmax())
     cycles, layer, decay = tried[best]
     return CrossValidation(

@@ -87,7 +87,7 @@ def _search(
         trial.set_user_attr("choice", asdict(choice))
         return choice.score
 
-    for trial, outcome in run_trials(study, n_trials, objective, seed=crc32(method.encode()), n_steps=n_folds):
+    for trial, outcome in run_trials(study, n_trials, objective, seed=crc32(method.encode())):
         say(f"{place.name} {method}: trial {trial.number + 1} of {n_trials}: {outcome}")
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         raise BadConfig(f"all {n_trials} trials of {method} failed: increase --trials")

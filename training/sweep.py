@@ -47,8 +47,8 @@ UNPRUNED_TRIALS = 4
 # Share of the epochs that every trial gets: early in a schedule, the order of trials is not informative.
 UNPRUNED_EPOCHS = 0.3
 
-Report = Callable[[int, float], None]
-"""Reports the score after a step of a trial."""
+Report = Callable[[int, float, int], None]
+"""Reports (step, score, number of steps of this trial) after a step, counted from 1."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,14 @@ def sweep(
         values = {name: trial._suggest(name, one) for name, one in distributions.items()}
         run = _run_of(trial, folder)
 
-        def on_epoch(record: dict[str, Any]) -> None:
-            report(record["epoch"], record[f"val_mAP@{config.train.val_n}"])
-
-        for record in read_records(run.log):
-            on_epoch(record)
         try:
             of_trial = parse_config(with_values(content, values), source="its settings")
+
+            def on_epoch(record: dict[str, Any]) -> None:
+                report(record["epoch"], record[f"val_mAP@{config.train.val_n}"], of_trial.train.epochs)
+
+            for record in read_records(run.log):
+                on_epoch(record)
             resume = run.config.is_file()
             return fit(of_trial, out=run.folder, resume=resume, on_epoch=on_epoch, splits=splits).best_score
         except (Diverged, OutOfMemory):
@@ -126,8 +127,7 @@ def sweep(
         n_unpruned = math.ceil(UNPRUNED_EPOCHS * config.train.epochs)
         median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_unpruned + 1)  # steps are epochs from 1
         study = open_study(folder / "sweep.db", "sweep", median if settings.prune else optuna.pruners.NopPruner())
-        n_steps = config.train.epochs
-        for trial, outcome in run_trials(study, settings.trials, objective, seed=settings.seed, n_steps=n_steps):
+        for trial, outcome in run_trials(study, settings.trials, objective, seed=settings.seed):
             progress.console.print(f"trial {trial.number}  {_shown(trial.params)}  {outcome}", markup=False)
             _drop_weights(study, folder)
         _drop_weights(study, folder)  # in case a process was killed just after its last trial
@@ -161,7 +161,7 @@ def open_study(storage: Path, name: str, pruner: optuna.pruners.BasePruner) -> o
 
 
 def run_trials(
-    study: optuna.Study, n_trials: int, objective: Callable[[optuna.Trial, Report], float], *, seed: int, n_steps: int
+    study: optuna.Study, n_trials: int, objective: Callable[[optuna.Trial, Report], float], *, seed: int
 ) -> Iterator[tuple[optuna.Trial, str]]:
     """Run trials until there are `n_trials`, an interrupted one first; yields each with its outcome in words.
 
@@ -171,13 +171,12 @@ def run_trials(
     Args:
         study: what `open_study` returned.
         n_trials: number of trials, finished ones included.
-        objective: returns the score of a trial, and calls `report(step, score)` after each step, which ends the trial
-            if it should be pruned.
+        objective: returns the score of a trial, and calls a `Report` after each step, which ends the trial if it should
+            be pruned.
         seed: seed of the settings.
-        n_steps: number of steps of a trial, counted from 1.
     """
 
-    def report(trial: optuna.Trial, reported: Collection[int], step: int, score: float) -> None:
+    def report(trial: optuna.Trial, reported: Collection[int], step: int, score: float, n_steps: int) -> None:
         if step not in reported:
             trial.report(score, step)
         # Optuna decides on the last reported step, which is later than this one where a log is replayed.

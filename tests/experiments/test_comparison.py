@@ -38,14 +38,14 @@ def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
 
     for (name, method), data in product(METHODS.items(), DATA):
         if method.fitted is None:
-            settings = settings_of(name, Experiment(data))
+            settings = settings_of(name, Experiment(data).config())
             content = read_config(DATA[data].config, (*Experiment(data).settings, *settings))
             if is_unsupervised(parse_config(content, source=method.title)):
                 assert not method.space, "a search would choose its settings by labels"
             else:
                 check_space(content, parse_space(method.space), source=method.title)
                 assert {"model.dropout", "optimizer.lr"} <= set(method.space)
-    starts = {data: "model.head=linear_bn" in settings_of("orthohash", Experiment(data)) for data in DATA}
+    starts = {data: "model.head=linear_bn" in settings_of("orthohash", Experiment(data).config()) for data in DATA}
     assert starts == {data: data in ("scene", "yeast") for data in DATA}
 
 

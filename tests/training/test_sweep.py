@@ -280,7 +280,7 @@ def test_every_trial_and_every_seed_draws_anew_and_the_fifth_has_learnt(tmp_path
             rate, *_ = [trial._suggest(name, one) for name, one in distributions.items()]
             return rate * score
 
-        assert len(list(run_trials(study, 6, objective, seed=seed, n_steps=1))) == 6
+        assert len(list(run_trials(study, 6, objective, seed=seed))) == 6
         return [tuple(trial.params.values()) for trial in study.trials]
 
     seeds = [drawn(seed, 1) for seed in (0, 1, 1_000_003, 2**40)]
@@ -297,7 +297,8 @@ def test_a_trial_that_has_finished_is_not_pruned_when_it_is_scored_by_the_next_p
 
         def objective(trial, report):
             for step in (1, 2, 3):
-                report(step, score := step if trial.number == 0 else (1, 2.5, 2.5)[step - 1])  # behind only at the end
+                score = step if trial.number == 0 else (1, 2.5, 2.5)[step - 1]  # behind only at the end
+                report(step, score, 3)
             if trial.number == killed and not stopped:
                 stopped.append(True)
                 raise KeyboardInterrupt
@@ -305,11 +306,23 @@ def test_a_trial_that_has_finished_is_not_pruned_when_it_is_scored_by_the_next_p
 
         stopped: list[bool] = []
         with suppress(KeyboardInterrupt):
-            list(run_trials(study, 2, objective, seed=0, n_steps=3))
-        list(run_trials(study, 2, objective, seed=0, n_steps=3))
+            list(run_trials(study, 2, objective, seed=0))
+        list(run_trials(study, 2, objective, seed=0))
         return [(trial.state.name, trial.value) for trial in study.trials]
 
     assert run("killed", killed=1) == run("whole", killed=None) == [("COMPLETE", 3), ("COMPLETE", 2.5)]
+
+
+def test_a_trial_of_fewer_epochs_is_not_pruned_at_its_end(tmp_path):
+    study = open_study(tmp_path / "studies.db", "s", optuna.pruners.MedianPruner(1, 0))
+
+    def objective(trial, report):
+        for step in range(n_steps := (4, 4, 1)[trial.number]):
+            report(step + 1, -trial.number, n_steps)
+        return 0
+
+    list(run_trials(study, 3, objective, seed=0))
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
 
 
 def test_trials_share_the_data(data, tmp_path, monkeypatch):

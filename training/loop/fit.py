@@ -45,7 +45,7 @@ from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validate, validation_part
 from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, save_state, saved_state, started, write_records
-from hashseek.training.runs.tracking import Tracker, write_start
+from hashseek.training.runs.tracking import Tracker, check_images, write_start
 
 OnEpoch = Callable[[dict[str, Any]], None]
 
@@ -175,6 +175,8 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
             keys.encoder.model.head.load_state_dict(model.head.state_dict())
     state = _initial_state(fabric, config, network, objective, keys, n_images=len(fit_rows))
     if saved is not None:
+        if fabric.is_global_zero:
+            check_images(run, splits, data)
         state.load(saved)
     fabric.barrier()  # every process has checked the folder and the data
     return _Job(run, splits, held_out, preprocessing, data, state)

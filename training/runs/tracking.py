@@ -72,32 +72,35 @@ def scalars(record: Record) -> dict[str, float]:
     return found
 
 
+def check_images(run: Run, splits: Splits, data: TrainingData) -> None:
+    """Raise `BadConfig` if the resumed run was trained on other splits, or on another part of the training split."""
+    now = _images_of(splits, data)  # an image that has become unreadable moves the validation part
+    earlier = json.loads(run.splits.read_text(encoding="utf-8"))
+    if changes := differences({key: earlier[key] for key in now}, now):
+        raise BadConfig(
+            f"the run in {run.folder} was trained on other images ({'; '.join(changes)}): restore the data set, or "
+            "choose another folder with --out"
+        )
+
+
+def _images_of(splits: Splits, data: TrainingData) -> dict[str, Any]:
+    """What identifies the images that a run learns from and validates on."""
+    of_train = {"learnt_from": len(data.fit_rows), "validated_on": len(data.val_rows)}
+    return {"splits_sha256": splits.fingerprint, "of_train": of_train}
+
+
 def write_start(
     run: Run, config: Config, splits: Splits, data: TrainingData, *, device: torch.device, first_epoch: int
 ) -> None:
-    """Write splits.json, and add this start of the run to environment.json.
-
-    Raises:
-        BadConfig: the run that is resumed was trained on other splits, or on another part of the training split.
-    """
+    """Write splits.json, and add this start of the run to environment.json."""
     described = {
         "data": config.data.model_dump(mode="json", exclude_defaults=True),
-        "splits_sha256": splits.fingerprint,
+        **_images_of(splits, data),
         "sizes": {"train": len(splits.train), "query": len(splits.query), "database": len(splits.database)},
-        "of_train": {"learnt_from": len(data.fit_rows), "validated_on": len(data.val_rows)},
         "label_names": list(splits.label_names),
         "train_images_per_label": splits.train.labels.sum(axis=0, dtype=int).tolist(),
     }
-    if run.splits.is_file():
-        earlier = json.loads(run.splits.read_text(encoding="utf-8"))
-        keys = ("splits_sha256", "of_train")  # an image that has become unreadable moves the validation part
-        if changes := differences({key: earlier[key] for key in keys}, {key: described[key] for key in keys}):
-            raise BadConfig(
-                f"the run in {run.folder} was trained on other images ({'; '.join(changes)}): restore the data set, or "
-                "choose another folder with --out"
-            )
-    else:
-        write_atomically(run.splits, json.dumps(described, indent=2).encode())
+    write_atomically(run.splits, json.dumps(described, indent=2).encode())
     starts = json.loads(run.environment.read_text(encoding="utf-8")) if run.environment.is_file() else []
     computed = environment(device, devices=config.train.devices)
     starts.append({"first_epoch": first_epoch, **computed, "features_computed_in": data.source.engine})

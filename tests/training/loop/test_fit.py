@@ -132,6 +132,15 @@ def test_hidden_labels_are_not_trained_on(pictures, own_pictures, tmp_path):
     assert len({loss_of(pictures), loss_of(pictures, keep_labels=0.5), single}) == 3
 
 
+def test_a_run_is_not_resumed_with_another_number_of_labels(own_pictures, tmp_path):
+    settings = config(own_pictures, model__freeze_backbone=True, train__epochs=1)
+    fit(settings, out=tmp_path / "run")
+    labels = own_pictures / "labels.csv"
+    labels.write_text(labels.read_text().replace(",train", ";new,train", 1))
+    with pytest.raises(BadConfig, match="splits_sha256"):  # before its proxies are loaded, which do not fit
+        fit(settings, out=tmp_path / "run", resume=True)
+
+
 def test_validation_images_are_never_trained_on(pictures, tmp_path, monkeypatch):
     settings = config(pictures, train={"val_fraction": 0.25})
     trained_on = MagicMock(wraps=epoch.own_part)
