@@ -2,8 +2,9 @@
 # The HTTP service. The collection and the keys are in the volume /data, so that nothing in the image changes.
 #
 #   docker build -t hashseek .                             # for CPUs; VARIANT=gpu for NVIDIA GPUs
+#   docker run --rm -v data:/data -v ~/Pictures:/pictures:ro hashseek index add /data/collection /pictures
 #   docker run --rm -v data:/data hashseek keys create me --role admin --keys /data/keys.toml
-#   docker run -p 8000:8000 -v data:/data -e HASHSEEK_KEYS=/data/keys.toml hashseek
+#   docker run -p 8000:8000 -v data:/data -v ~/Pictures:/pictures:ro -e HASHSEEK_KEYS=/data/keys.toml hashseek
 #
 # docs/how-to/operate-the-service.md has more. TORCH_INDEX_URL is the URL of an index with other builds of PyTorch, such as
 # those for CPUs: PyTorch's installation page lists them. The default builds contain CUDA, 5 GB that only GPUs need.

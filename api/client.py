@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import cached_property, wraps
 from operator import index
 from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
@@ -49,6 +49,7 @@ ImageFile = str | Path | bytes
 _PAGE = 1000  # records in one answer
 _BATCH = 64  # images in one request
 _BATCH_BYTES = 2**24  # of their files, unless one image is larger; half of a service's default limit
+_AT_ONCE = 16  # requests of an AsyncClient; among a thousand that wait, httpx takes minutes to choose
 _TEMPORARY = (429, 502, 503, 504)  # 502 and 504 come from a proxy
 _INVALID = (400, 413, 422)  # answers to a batch that is too large, or has invalid details
 _LONGEST_WAIT = 60.0  # seconds before a request is sent again
@@ -259,7 +260,8 @@ def _blocking(make: Callable[P, _Call[T]]) -> Callable[Concatenate["Client", P],
 def _awaited(make: Callable[P, _Call[T]]) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
     @wraps(make)
     async def method(client: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await client._send(make(*args, **kwargs))
+        async with client._slots:
+            return await client._send(make(*args, **kwargs))
 
     return method
 
@@ -315,7 +317,7 @@ def _size(image: ImageFile) -> int:
         return len(image)
     try:
         return Path(image).stat().st_size
-    except OSError:
+    except (OSError, TypeError, ValueError):
         return 0
 
 
@@ -439,9 +441,16 @@ class Client(_Connection[httpx.Client]):
 
 
 class AsyncClient(_Connection[httpx.AsyncClient]):
-    """`Client` for asyncio: its methods are coroutines; `images` and `add_many` are asynchronous iterators."""
+    """`Client` for asyncio: its methods are coroutines; `images` and `add_many` are asynchronous iterators.
+
+    It sends at most 16 requests at a time; other calls wait.
+    """
 
     _new = httpx.AsyncClient
+
+    @cached_property
+    def _slots(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(_AT_ONCE)
 
     async def __aenter__(self) -> Self:
         return self
@@ -619,6 +628,8 @@ def _upload(image: ImageFile) -> tuple[str, bytes]:
         return os.fsencode(path.name).decode(errors="replace"), path.read_bytes()  # not all names are UTF-8
     except OSError as error:
         raise BadImage(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise BadImage(f"{str(path)!r} is not a path: it contains a NUL character") from None
 
 
 def _path(image: int | str) -> str:

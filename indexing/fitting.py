@@ -215,7 +215,7 @@ def fit_head(model: HashModel, features: Features, *, what: Literal["images", "v
         method = "random"
         layer = fit_hash_layer(features, n_bits=n_bits, method=method, seed=SEED)
         if n_bits > width:
-            fallback = f"{n_bits} bits cannot be learned from {width:,} numbers: use fewer than {width:,} bits (--bits)"
+            fallback = f"{n_bits} bits cannot be learned from {width:,} numbers: use at most {width:,} bits (--bits)"
         elif n <= n_bits:
             fallback = f"{n:,} {what} are too few to learn {n_bits} bits: use more than {n_bits} {what}, or fewer bits"
         else:

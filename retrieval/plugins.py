@@ -14,7 +14,7 @@ from hashseek.retrieval.errors import BadConfig
 def load_named(name: str, *, kind: str) -> Any:
     """Import `module` and return its attribute `Name`, for a name of the form "module:Name".
 
-    The current directory is searched after the installed packages, so a file next to the config is enough.
+    The current directory is searched after the installed packages, so a file there is enough.
 
     Args:
         name: e.g. "my_losses:MyLoss" or "my_package.losses:MyLoss".

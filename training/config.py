@@ -268,7 +268,7 @@ class TrainSection(_Section):
     devices: int = Field(default=1, ge=1, description="number of processes (`--devices`)")
     precision: PrecisionName = Field(
         default="auto",
-        description="`bf16` if the hardware supports it, otherwise `fp32`; heads and losses always use float32",
+        description="`bf16` where it is faster, otherwise `fp32`; heads and losses always use float32",
     )
     views: Literal[1, 2] = Field(
         default=1,

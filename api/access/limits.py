@@ -16,9 +16,9 @@ from hashseek.api.settings import Settings
 
 COOKIE = "hashseek_key"  # requests for a page's pictures cannot carry a header
 
-_COLLECTION = re.compile(r"/collections/[^/]+(?=/)")  # prefix of the paths of one of several collections
+_COLLECTION = re.compile(r"/collections/[^/]+(?=/|$)")  # prefix of the paths of one of several collections
 # Paths that need no key: they reveal nothing about the collection. Every other path needs one, including future ones.
-_OPEN = re.compile(r"/|/healthz/(live|ready)|/openapi\.json|/(docs|redoc)(/.*)?|/(web|static-offline-docs)/.*")
+_OPEN = re.compile(r"/?|/healthz/(live|ready)|/openapi\.json|/(docs|redoc)(/.*)?|/(web|static-offline-docs)/.*")
 # Requests that change nothing, although they are not GET. Every other request needs the role write.
 _READING = re.compile(r"/v1/(search|encode|session)(/.*)?")
 _READ_METHODS = ("GET", "HEAD", "OPTIONS")

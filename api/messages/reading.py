@@ -6,6 +6,7 @@ only the last value if a parameter for one value is repeated.
 
 import json
 from collections.abc import AsyncIterator, Callable
+from copy import deepcopy
 from functools import cache
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar
@@ -80,26 +81,47 @@ def _checked(validate: Callable[[Any], M], given: Any, place: Literal["query", "
 
 def documented_query(model: type[BaseModel]) -> dict[str, Any]:
     """What the OpenAPI document says about the parameters that `query_of` reads."""
-    required = _schema(model).get("required", ())
+    schema = _schema_for_docs(model)
     parameters = [
         {
             "name": name,
             "in": "query",
-            "required": name in required,
+            "required": name in schema.get("required", ()),
             "description": field["description"],
             "schema": field,
         }
-        for name, field in _schema(model)["properties"].items()
+        for name, field in schema["properties"].items()
     ]
     return {"parameters": parameters}
 
 
 def documented_body(form: type[BaseModel], json_body: type[BaseModel] | None = None) -> dict[str, Any]:
     """What the OpenAPI document says about a body that `body_of` reads."""
-    content = {"multipart/form-data": {"schema": _schema(form)}}
+    schema = _schema_for_docs(form)
+    lists = [name for name, field in schema["properties"].items() if field.get("type") == "array"]
+    encoding = {name: {"style": "form", "explode": True} for name in lists}  # one field for each value
+    content = {"multipart/form-data": {"schema": schema, "encoding": encoding}}
     if json_body is not None:
         content["application/json"] = {"schema": _schema(json_body)}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _schema_for_docs(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a query string or form with which /docs can send a request.
+
+    Swagger UI fills in examples, so optional fields get an empty one. It offers to choose a file for the format binary,
+    and for no JSON field if that has no media type.
+    """
+    schema = deepcopy(_schema(model))
+    for name, field in schema["properties"].items():
+        for one in (field, field.get("items", {})):
+            if one.pop("contentMediaType", None) == "application/octet-stream":
+                one["format"] = "binary"
+        if name not in schema.get("required", ()):
+            for example in field.pop("examples", ())[:1]:
+                field["description"] += f" For example {json.dumps(example)}."
+            field["example"] = [] if field.get("type") == "array" else ""
+    return schema
 
 
 @cache

@@ -23,12 +23,9 @@ function hint() {
   const isLabel = ui.kind.value !== "where";
   ui.condition.placeholder = ui.kind.selectedOptions[0].dataset.hint;
   ui.condition.setAttribute("list", isLabel ? "names" : "");
-  const unknown = stats && isLabel && splitLabels(ui.condition.value).find((label) => !Object.hasOwn(stats.labels, label));
-  ui.condition.setCustomValidity(unknown ? `No item has the label “${unknown}”.` : "");
 }
 
 ui.kind.onchange = hint;
-ui.condition.oninput = hint;
 ui.filters.onsubmit = (event) => {
   event.preventDefault();
   const typed = ui.kind.value === "where" ? [ui.condition.value.trim()].filter(Boolean) : splitLabels(ui.condition.value);

@@ -125,6 +125,8 @@ def test_many_images_are_read_as_they_are_sent_and_each_has_its_result(serve, ow
         yield tmp_path / "made.png", {"key": "a", "labels": ["x"], "attributes": {"n": np.int64(1)}}
         yield b"no picture"
         yield tmp_path / "missing.png"
+        yield bytearray(b"no path and no bytes")
+        yield "no\0path"
         yield png(601), {"key": None, "labels": ["x" * 1000]}
         yield b"\x89PNG" + bytes(limit)
         for seed in range(140):
@@ -135,14 +137,14 @@ def test_many_images_are_read_as_they_are_sent_and_each_has_its_result(serve, ow
 
     results = add_many(str(client.base_url), images())
     assert results.pop().key == "a line separator \u2028"
-    first, *wrong = results[:5]
+    first, *wrong = results[:7]
     assert (first.key, first.labels, first.change) == ("a", ["x"], "added")
     assert first.attributes == {"filename": "made.png", "n": 1}
-    assert [getattr(one, "kind", None) for one in wrong] == ["BadImage", None, "BadRequest", "TooLarge"]
+    assert [getattr(one, "kind", None) for one in wrong] == ["BadImage", None, None, None, "BadRequest", "TooLarge"]
     assert str(tmp_path / "missing.png") in str(wrong[1])
-    assert [one.sha256 for one in results[5:]] == [sha256(large(seed)).hexdigest() for seed in range(140)]
-    assert {one.change for one in results[5:]} == {"added"}
-    assert max(n - before for n, before in enumerate(n_stored, 5)) <= 63 + len(wrong)
+    assert [one.sha256 for one in results[7:]] == [sha256(large(seed)).hexdigest() for seed in range(140)]
+    assert {one.change for one in results[7:]} == {"added"}
+    assert max(n - before for n, before in enumerate(n_stored, 7)) <= 63 + len(wrong)
 
 
 def test_a_batch_is_within_the_limits_of_a_service():
@@ -328,6 +330,25 @@ def test_a_key_is_sent_with_every_request():
             with pytest.raises(hashseek.ServiceError, match=URL):
                 call()
     assert seen == ["Bearer secret"] * 3
+
+
+def test_a_thousand_calls_at_once_are_sent_a_few_at_a_time():
+    n_open, most = 0, 0
+
+    async def answer(_):
+        nonlocal n_open, most
+        n_open += 1
+        most = max(most, n_open)
+        await asyncio.sleep(0.001)
+        n_open -= 1
+        return httpx.Response(200, content=b"picture")
+
+    async def ask():
+        async with hashseek.AsyncClient(URL, http=httpx.AsyncClient(transport=httpx.MockTransport(answer))) as client:
+            return await asyncio.gather(*(client.file(number) for number in range(1, 1001)))
+
+    assert asyncio.run(ask()) == [b"picture"] * 1000
+    assert most == 16
 
 
 def test_waiting_grows_and_has_a_limit(monkeypatch):

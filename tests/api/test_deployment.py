@@ -1,15 +1,17 @@
 """The deployment files in docs/deploy: they can be read, and name only files, settings and commands that exist."""
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
+import httpx
 import kubernetes_validate
 import pytest
 import yaml
@@ -17,9 +19,11 @@ import yaml
 from hashseek.api.keys import create
 from hashseek.api.settings import options
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
+from support.milvus_server import free_port
 from support.paths import ROOT
 from support.pictures import png
 from support.service import hits, search, serving
+from support.web import QuietHandler, answering
 
 DEPLOY = ROOT / "docs" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -36,6 +40,9 @@ def test_compose_mounts_files_that_exist_and_sets_variables_that_are_read():
             assert source in COMPOSE["volumes"], volume
     assert (DEPLOY / COMPOSE["services"]["hashseek"]["build"]["context"]).resolve() == ROOT
     needed = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text()))
+    assert COMPOSE["services"]["caddy"]["environment"].keys() == set(
+        re.findall(r"\{\$(\w+)", (DEPLOY / "Caddyfile").read_text())
+    )
     assert needed == set(re.findall(r"^(\w+)=", (DEPLOY / ".env.example").read_text(), re.M))
     known = {parameter.annotation.__metadata__[0].envvar for parameter in options()} | {"HASHSEEK_CACHE"}
     assert {*COMPOSE["services"]["hashseek"]["environment"]} <= known
@@ -117,24 +124,42 @@ def test_prometheus_accepts_the_configuration_and_the_alerts(tmp_path):
     assert "3 rules found" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("variable", "expected"),
-    [
-        (None, {"dynamic_upstreams": {"source": "a", "name": "hashseek", "port": "8000", "refresh": 2_000_000_000}}),
-        ("to 127.0.0.1:8000 [::1]:8001", {"upstreams": [{"dial": "127.0.0.1:8000"}, {"dial": "[::1]:8001"}]}),
-    ],
-)
-def test_caddy_finds_all_services(variable, expected):
-    if shutil.which("caddy") is None:
-        pytest.skip("caddy is not installed")
-    variables = {"HASHSEEK_HOST_NAME": "pictures.example", **({"HASHSEEK_UPSTREAMS": variable} if variable else {})}
-    command = ["caddy", "adapt", "--adapter", "caddyfile", "--config", DEPLOY / "Caddyfile"]
-    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
-    [site] = json.loads(done.stdout)["apps"]["http"]["servers"]["srv0"]["routes"]
-    handlers = [handler for route in site["handle"][0]["routes"] for handler in route["handle"]]
-    [proxy] = [handler for handler in handlers if handler["handler"] == "reverse_proxy"]
-    assert {name: proxy[name] for name in proxy if name.endswith("upstreams")} == expected
-    assert proxy["health_checks"]["active"]["uri"] == "/healthz/ready"
+@pytest.mark.skipif(shutil.which("caddy") is None, reason="caddy is not installed")
+def test_caddy_sends_nothing_to_a_service_that_is_not_ready(tmp_path):
+    status, asked = {}, []
+
+    class Service(QuietHandler):
+        def do_GET(self):
+            asked.append((self.server, self.path, self.headers["Host"]))
+            self.send_response(status[self.server])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    port = free_port()
+    config = (DEPLOY / "Caddyfile").read_text().replace("servers {", "admin off\n\tservers {", 1)
+    config = config.replace("{$HASHSEEK_HOST_NAME} {", f"http://pictures.example:{port} {{", 1)
+    (tmp_path / "Caddyfile").write_text(config)
+    with answering(Service) as one, answering(Service) as other:
+        upstreams = " ".join(f"localhost:{service.server_port}" for service in (one, other))
+        own = {"HASHSEEK_HOST_NAME": "pictures.example", "HASHSEEK_UPSTREAMS": upstreams, "HOME": str(tmp_path)}
+        status |= {one: 200, other: 503}
+        command = ["caddy", "run", "--adapter", "caddyfile", "--config", tmp_path / "Caddyfile"]
+        with subprocess.Popen(command, env={**os.environ, **own}, stderr=subprocess.DEVNULL) as caddy:
+            try:
+                url, headers = f"http://127.0.0.1:{port}/v1/stats", {"Host": "pictures.example"}
+                for ready in (one, other):
+                    status |= {one: 503, other: 503, ready: 200}
+                    answers = [0]
+                    until = time.monotonic() + 60
+                    while answers[-10:] != [200] * 10 and time.monotonic() < until:
+                        time.sleep(0.2)
+                        with suppress(httpx.HTTPError):
+                            answers.append(httpx.get(url, headers=headers).status_code)
+                    assert answers[-10:] == [200] * 10
+            finally:
+                caddy.terminate()
+    # The name of a container is none of the names under which the service may be reached.
+    assert {host for _, path, host in asked if path == "/healthz/ready"} == {"pictures.example"}
 
 
 # ---------------------------------------------------------------- Kubernetes

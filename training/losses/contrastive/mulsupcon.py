@@ -32,7 +32,7 @@ class MulSupCon(ContrastiveLoss):
         "Eqs. 5-7 of Huang et al., Similarity-Dissimilarity Loss, arXiv 2410.13439; code "
         "williamzhangsjtu/MulSupCon 42b2302"
     )
-    use = "every label of an image pulls separately; images with many labels weigh more"
+    use = "every label of an image pulls separately; images with many labels carry more weight"
 
     reduction: Annotated[str, reductions("labels", "sample", "valid", "batch", "sum")] = "labels"
 

@@ -23,7 +23,7 @@ class ProxyAnchor(Loss):
 
     source = "Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020"
     formula = "Eq. 4; authors' code (tjddus9597 51db570)"
-    use = "learned proxies that look at their hardest rows; made for one label per image"
+    use = "learned proxies that focus on their hardest images; made for one label per image"
     needs = ("proxies (learned)",)
 
     alpha: Annotated[float, Number("scale of the exponents", above=0)] = 32.0
