@@ -100,6 +100,14 @@ def test_other_paths_need_a_key(path):
     assert needed == ("read" if not path.startswith("/web/") else None)  # which is a file of that folder, or nothing
 
 
+def test_the_page_of_a_collection_needs_no_slash_at_the_end(placed_folder, file, secret):
+    folder, address = placed_folder
+    secret("read")
+    with keyed(folder, file) as client:
+        page = client.get(address)
+        assert (page.status_code, page.url.path, "<html" in page.text) == (200, f"{address}/", True)
+
+
 def test_a_newline_after_a_path_gives_no_right(placed_folder, file, secret):
     """Starlette's routes match such a path, too."""
     folder, address = placed_folder
