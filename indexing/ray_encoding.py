@@ -164,7 +164,7 @@ def encode_shards(
 
     def missing() -> Iterator[_Part]:
         nonlocal n_done
-        for found in _shards(sources, shard_size):
+        for found in _shards(map(_checked, sources), shard_size):
             if stopped():
                 return
             name = _name(found, what, fetch)
@@ -187,6 +187,13 @@ def encode_shards(
     return [
         finished[name].replace(folder / f"{number:07}-{name}.parquet") for number, name in enumerate(sizes, start=1)
     ]
+
+
+def _checked(found: Found) -> Found:
+    """A problem for an image that this machine does not see either, such as a link to nothing."""
+    if isinstance(found, ImageSource) and not is_there(str(found.uri)):
+        return Problem(found.name, "does not exist", uri=str(found.uri), missing=True)
+    return found
 
 
 def _shards(sources: Iterable[Found], size: int) -> Iterator[list[Found]]:
@@ -307,10 +314,11 @@ class _Worker:
 
     def encode(self, checkpoint: list[Any], found: list[Found]) -> bytes:
         """The Parquet file of a shard."""
-        files = (str(one.uri) for one in found if isinstance(one, ImageSource))
-        if unseen := next((file for file in files if not is_there(file)), None):
-            raise HashseekError(  # not a problem of the image, which would be kept in the file of the shard
-                f"the worker on {socket.gethostname()} does not see {unseen}: mount its disk there under the same path"
+        files = [str(one.uri) for one in found if isinstance(one, ImageSource)]
+        if files and not any(map(is_there, files)):
+            raise HashseekError(  # not a problem of each image, which would be kept in the file of the shard
+                f"the worker on {socket.gethostname()} sees none of {len(files):,} files, such as {files[0]}: "
+                "mount their disk there under the same path"
             )
         encoder = self.encoder = self.encoder or self._load(checkpoint)
         loader = Loader(None, encoder.preprocessing, 2 * encoder.batch_size, self.fetch)

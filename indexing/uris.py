@@ -61,7 +61,7 @@ def is_moved(uri: str, new: str, *, sha256: str, stamp: tuple[int, int | None]) 
         return False
     if not is_there(uri):
         return is_there(new)
-    if stamp == stamp_of(Path(uri)):
+    if stamp_of(Path(uri)) in (None, stamp):  # None: it cannot be read now
         return False
     try:
         return hashlib.sha256(open_uri(uri)).hexdigest() != sha256

@@ -68,7 +68,7 @@ class RequestLimits:
     Also answers HEAD like GET, and adds the headers common to all answers. It reads these settings:
 
     - `hosts`: accepted names in the Host header; empty: all. A page of another site whose name was made to resolve
-      to this service (DNS rebinding) still sends its own name. IP addresses, as sent by probes and Prometheus, pass.
+      to this service (DNS rebinding) still sends its own name. IP addresses, as Prometheus sends them, and probes pass.
     - `keys`, `rate_limit`, `rate_burst`: who may do what, and how often. The key is then `request.state.key`.
     - `allowed_origins`: other sites whose pages may send changes and searches.
     - `max_upload_bytes`: limit of a form. Any other body may have at most `_MAX_JSON` bytes as well.
@@ -103,7 +103,7 @@ class RequestLimits:
                 message = {**message, "body": b""}
             await send(message)
 
-        refusal = self._wrong_host(headers) or self._no_right(scope) or self._too_often(scope)
+        refusal = self._wrong_host(scope, headers) or self._no_right(scope) or self._too_often(scope)
         if refusal is None and changing:
             refusal = self._foreign_page(headers) or self._wrong_body(headers)
             if refusal is None and int(headers.get("content-length", 0)) <= _SMALL:
@@ -122,9 +122,10 @@ class RequestLimits:
             if "route" in inner:  # for the metrics
                 scope["route"] = inner["route"]
 
-    def _wrong_host(self, headers: Headers) -> Response | None:
+    def _wrong_host(self, scope: Scope, headers: Headers) -> Response | None:
         name = _host_name(headers.get("host", ""))
-        if not self.hosts or name in self.hosts or _is_address(name):
+        is_probe = scope["path"].startswith("/healthz/")  # by a proxy, under the name of a container
+        if not self.hosts or name in self.hosts or _is_address(name) or is_probe:
             return None
         detail = f"the host {name[:80]!r} is not served: start the service with --allowed-host NAME to allow it"
         return problem(HTTPStatus.MISDIRECTED_REQUEST, detail, kind="urn:hashseek:WrongHost")

@@ -119,7 +119,7 @@ def _schema_for_docs(model: type[BaseModel]) -> dict[str, Any]:
                 one["format"] = "binary"
         if name not in schema.get("required", ()):
             for example in field.pop("examples", ())[:1]:
-                field["description"] += f" For example {json.dumps(example)}."
+                field["description"] += f" For example {example if isinstance(example, str) else json.dumps(example)}."
             field["example"] = [] if field.get("type") == "array" else ""
     return schema
 

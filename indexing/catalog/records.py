@@ -233,7 +233,7 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
 
     Raises:
         BadConfig: not a JSON object, larger than `MAX_ATTRIBUTES` bytes, nested deeper than `MAX_DEPTH`, with names
-            that are not strings, with integers of more than 64 bits, or with a NUL character, at which SQLite cuts
+            that are not strings, with integers beyond 64 bits (signed), or with a NUL character, at which SQLite cuts
             off a string: "a\0b" would match "a".
     """
     if not isinstance(attributes, Mapping):
@@ -277,7 +277,7 @@ def _check_part(value: Any, depth: int) -> None:
         for inner in value:
             _check_part(inner, depth - 1)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:  # SQLite would round it, Milvus refuses it
-        raise BadConfig(f"attributes may have integers of up to 64 bits, got {value}: write it as text")
+        raise BadConfig(f"integers in attributes must be between -2^63 and 2^63 - 1, got {value}: write it as text")
     elif isinstance(value, str):
         if "\0" in value:
             raise BadConfig("attributes contain a NUL character (U+0000), which filters cannot handle: remove it")

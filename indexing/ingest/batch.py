@@ -5,14 +5,14 @@ killed loses nothing it reported, and running the same command again continues w
 """
 
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hashseek.indexing.catalog import Change, NewImage
-from hashseek.indexing.catalog.records import FileRecord, StoredCode, same_attributes, stored_codes
+from hashseek.indexing.catalog.records import StoredCode, same_attributes, stored_codes
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, mark_unchanged
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
@@ -100,7 +100,10 @@ def ingest(
             yield report
             batch, n_bytes, since = [], 0, time.monotonic()
     if batch:
-        yield report.plus(_store(batch, writer, encoder, on_error))
+        report = report.plus(_store(batch, writer, encoder, on_error))
+        yield report
+    if (notes := writer.notes_of_run()).problems:
+        yield report.plus(notes)
 
 
 class Writer:
@@ -109,6 +112,8 @@ class Writer:
     def __init__(self, collection: "Target") -> None:
         self.collection = collection
         self._changed = _ChangedIds(collection.in_folder)
+        # id of a record -> path, content, name and URI of a new image whose path it had
+        self._same_path: dict[int, tuple[str, str, str, str]] = {}
 
     def add(self, images: list[NewImage], names: Sequence[tuple[str, str]] | None = None) -> IngestReport:
         """Commit a batch; returns the changes, and notes.
@@ -121,31 +126,30 @@ class Writer:
         paths = [image.path for image in images if image.path] if self.collection.in_folder else []
         before = self.collection.records_by_path(paths)
         outcome = self.collection.add(images) if images else []
-        notes = {**self._other_contents(images, outcome, before), **self._notes(images, outcome, stored_keys)}
+        notes = self._notes(images, outcome, stored_keys)
+        for image, (_, change), name in zip(images, outcome, names, strict=True):
+            record = before.get(image.path)
+            if change == "added" and record is not None and None in (image.key, record.key):
+                self._same_path[record.id] = (image.path, image.sha256, *name)
         report = IngestReport.of(outcome)
         report.problems = [Problem(names[n][0], notes[n], skipped=False, uri=names[n][1]) for n in sorted(notes)]
         return report
 
-    def _other_contents(
-        self, images: list[NewImage], outcome: Sequence[tuple[int, Change]], before: Mapping[str, FileRecord]
-    ) -> dict[int, str]:
-        """Notes, by number, on new images whose path also belongs to a record with other content.
+    def notes_of_run(self) -> IngestReport:
+        """Notes, at the end of a run, on records whose path now belongs to a new image with other content.
 
-        `before`: the records of the paths before this batch.
+        Not earlier: in a series that was renumbered, a later batch moves the record to its own file.
         """
-        same_path = {
-            n: record.id
-            for n, (image, (_, change)) in enumerate(zip(images, outcome, strict=True))
-            if change == "added" and (record := before.get(image.path)) and None in (image.key, record.key)
-        }
-        notes = {}
-        for n, now in zip(same_path, self.collection.get(list(same_path.values())), strict=True):
-            if now is not None and now.path == images[n].path and now.sha256 != images[n].sha256:
-                notes[n] = (
-                    f"image {now.id} has this path but other content: remove it with "
-                    f"`hashseek index remove COLLECTION {now.id}`"
+        records = self.collection.get(list(self._same_path))
+        problems = []
+        for (place, sha256, name, uri), record in zip(self._same_path.values(), records, strict=True):
+            if record is not None and record.path == place and record.sha256 != sha256:
+                reason = (
+                    f"image {record.id} has this path but other content: remove it with "
+                    f"`hashseek index remove COLLECTION {record.id}`"
                 )
-        return notes
+                problems.append(Problem(name, reason, skipped=False, uri=uri))
+        return IngestReport(problems=problems)
 
     def _notes(self, images: list[NewImage], outcome: Sequence[tuple[int, Change]], keys: set[str]) -> dict[int, str]:
         """Notes on images that lost their labels or attributes, or that replaced another one of this run, by number.

@@ -215,7 +215,7 @@ def _row_of(sidecars: dict[str, Member]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             raise ValueError("its .json file is not JSON") from None
         row = content if isinstance(content, dict) else {"labels": content}
-    if not row.get("labels"):
+    if row.get("labels") in (None, "", []):
         row["labels"] = texts.get(".cls", "").split() or texts.get(".txt", "").replace("\n", ";")
     return row
 

@@ -179,6 +179,8 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
             for images in groups:
                 report = report.plus(writer.add(images))
                 yield report
+    if (notes := writer.notes_of_run()).problems:
+        yield report.plus(notes)
 
 
 @contextmanager

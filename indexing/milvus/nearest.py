@@ -75,8 +75,8 @@ class Nearest:
         reads_all = self.params["nprobe"] == N_LISTS  # then the result is exact, or refused
         if k > MOST or (reads_all and not is_complete):
             raise BadConfig(
-                f"an index with lists finds at most {MOST:,} images, but this search needs more: use a lower k, "
-                "max_distance or oversample"
+                f"an index with lists finds at most {MOST:,} images, but this search needs more, or as many are at "
+                "the last distance: use a lower k, max_distance or oversample, a narrower filter, or index=flat"
             )
         found = [one for one in found if one.distance <= radius]
         if ties and len(found) > k:

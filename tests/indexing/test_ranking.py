@@ -69,7 +69,8 @@ def by_hand(query, rank, ids, codes, features, n_bits):
     if rank == "asymmetric":
         scores = [float((query.outputs * (2.0 * bits - 1)).sum()) for bits in unpack(codes, n_bits)]
     else:
-        scores = cosines(features, query.feature).tolist()
+        q = query.feature.astype(float)
+        scores = [float(f @ q / np.sqrt((f @ f) * (q @ q))) for f in features.astype(float)]
     return {int(i): (int(d), s) for i, d, s in zip(ids, distances, scores, strict=True)}
 
 

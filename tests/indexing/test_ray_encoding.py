@@ -22,7 +22,7 @@ from hashseek.indexing.ingest.batch import ingest
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import find_sources
 from hashseek.indexing.maintenance.exchange import export, import_
-from hashseek.indexing.ray_encoding import Cluster, _shards, _Worker, encode_shards
+from hashseek.indexing.ray_encoding import Cluster, _checked, _shards, _Worker, encode_shards
 from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadConfig, HashseekError
@@ -248,6 +248,8 @@ def test_a_cluster_that_is_not_there_is_refused():
 def test_a_machine_that_does_not_see_a_file_ends_the_run(tmp_path):
     with pytest.raises(HashseekError, match=r"gone\.jpg"):
         _Worker({}, fetch, 1).encode([], [ImageSource(tmp_path / "gone.jpg")])
+    found = _checked(ImageSource(tmp_path / "gone.jpg", where="list.csv line 2"))  # gone here, too
+    assert (found.where, found.skipped, found.missing) == ("list.csv line 2", True, True)
 
 
 @NEEDS_RAY

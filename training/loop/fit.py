@@ -174,11 +174,11 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
         if keys is not None and keys.encoder is not None:
             keys.encoder.model.head.load_state_dict(model.head.state_dict())
     state = _initial_state(fabric, config, network, objective, keys, n_images=len(fit_rows))
-    if saved is not None:
-        if fabric.is_global_zero:
-            check_images(run, splits, data)
-        state.load(saved)
+    if saved is not None and fabric.is_global_zero:
+        check_images(run, splits, data)
     fabric.barrier()  # every process has checked the folder and the data
+    if saved is not None:
+        state.load(saved)
     return _Job(run, splits, held_out, preprocessing, data, state)
 
 

@@ -78,8 +78,8 @@ def check_images(run: Run, splits: Splits, data: TrainingData) -> None:
     earlier = json.loads(run.splits.read_text(encoding="utf-8"))
     if changes := differences({key: earlier[key] for key in now}, now):
         raise BadConfig(
-            f"the run in {run.folder} was trained on other images ({'; '.join(changes)}): restore the data set, or "
-            "choose another folder with --out"
+            f"the run in {run.folder} was trained on other images or labels ({'; '.join(changes)}): restore the data "
+            "set, or choose another folder with --out"
         )
 
 

@@ -47,6 +47,7 @@ def test_only_known_hosts_are_answered(request, kind, address):
     indexed = request.getfixturevalue(kind)
     with serving(indexed, read_only=True) as client:
         assert_problem(client.get(stats, headers=evil), 421, "WrongHost", "evil.example")
+        assert client.get("/healthz/live", headers=evil).status_code == 200  # a proxy may use the name of a container
         assert_problem(client.get(stats, headers=good), 421, "WrongHost")
         assert_problem(client.get(stats, headers={"Host": "[evil"}), 421, "WrongHost")
         assert all(client.get(stats, headers={"Host": own}).is_success for own in ("127.0.0.1:8000", "[::1]:8000"))

@@ -31,7 +31,7 @@ def proxied(two, tmp_path):
     if shutil.which("caddy") is None:
         pytest.skip("caddy is not installed")
     port, upstreams = free_port(), " ".join(client.base_url.netloc.decode() for _, client in two)
-    own = {"HASHSEEK_HOST_NAME": f"http://localhost:{port}", "HASHSEEK_UPSTREAMS": f"to {upstreams}"}
+    own = {"HASHSEEK_HOST_NAME": f"http://localhost:{port}", "HASHSEEK_UPSTREAMS": upstreams}
     own |= {"CADDY_ADMIN": f"localhost:{free_port()}", "HOME": str(tmp_path)}
     command = ["caddy", "run", "--adapter", "caddyfile", "--config", ROOT / "docs" / "deploy" / "Caddyfile"]
     with (tmp_path / "log").open("wb") as log:
