@@ -9,6 +9,7 @@ each change only once. Images are paths or the bytes of files. Importing this mo
 """
 
 import asyncio
+import inspect
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from operator import index
 from pathlib import Path
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, get_args
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -41,6 +42,7 @@ from hashseek.api.messages.schemas import (
 from hashseek.retrieval.errors import BadConfig, BadImage, HashseekError
 
 P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 H = TypeVar("H", httpx.Client, httpx.AsyncClient)
@@ -254,7 +256,7 @@ def _blocking(make: Callable[P, _Call[T]]) -> Callable[Concatenate["Client", P],
     def method(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return client._send(make(*args, **kwargs))
 
-    return method
+    return _with_signature(method, make)
 
 
 def _awaited(make: Callable[P, _Call[T]]) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
@@ -263,6 +265,15 @@ def _awaited(make: Callable[P, _Call[T]]) -> Callable[Concatenate["AsyncClient",
         async with client._slots:
             return await client._send(make(*args, **kwargs))
 
+    return _with_signature(method, make)
+
+
+def _with_signature(method: F, make: Callable[..., _Call[Any]]) -> F:
+    """The method with the signature of the static function `make` and `self`, for `help` and mocks."""
+    signature = inspect.signature(make)
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *signature.parameters.values()]
+    [returned] = get_args(signature.return_annotation)
+    method.__signature__ = signature.replace(parameters=parameters, return_annotation=returned)  # type: ignore[attr-defined]
     return method
 
 

@@ -9,7 +9,7 @@ import { showFilters } from "/web/filters.js";
 import { overview } from "/web/overview.js";
 import { onChange } from "/web/picture.js";
 import { query, search, showQuery } from "/web/search.js";
-import { api, inFolder, loadStats, noun, ofVectors, stats } from "/web/service.js";
+import { api, inFolder, loadStats, noun, ofVectors, session, stats } from "/web/service.js";
 import { find, keep } from "/web/uploads.js";
 
 const MOST_FILES = 16; // that the service accepts as one query
@@ -40,18 +40,21 @@ async function show() {
   ui.toDuplicates.ariaCurrent = now.view === "duplicates" ? "page" : null;
   ui.toOverview.ariaCurrent = now.view === "overview" ? "page" : null;
   const section = searching ? ui.results : ui[now.view]; // none: the list of all pictures, which shows itself
+  ui.main.ariaBusy = "true";
   try {
     if (section) await (searching ? search : VIEWS[now.view])(signal, loaded);
     for (const other of sections) if (section || (other !== ui.stored && other !== ui.empty)) other.hidden = other !== section;
     if (section) scrollTo(0, y);
     else await browse(signal, y);
     settled = true;
+    ui.main.ariaBusy = "false";
     arrived();
   } catch (error) {
     if (signal.aborted) return;
     // Hits and figures of another query beside this error would mislead.
     for (const other of [...sections, ui.radius, ui.crop]) other.hidden = true;
     ui.summary.replaceChildren();
+    ui.main.ariaBusy = "false";
     fail(error, show);
   }
 }
@@ -62,6 +65,7 @@ async function refresh() {
   document.body.dataset.holds = stats.holds;
   ui.sources.hidden = ofVectors();
   ui.toDuplicates.hidden = ui.toOverview.hidden = !inFolder();
+  ui.signOut.hidden = session.key === null;
   await show();
 }
 

@@ -1,9 +1,11 @@
 // A part of the query picture as a new query: a frame that the user drags, or moves with the arrow keys.
 
 import { fail, ui } from "/web/dom.js";
+import { whyBroken } from "/web/pictures.js";
 import { query } from "/web/search.js";
 
 let frame = { x: 0.2, y: 0.2, w: 0.6, h: 0.6 }; // shares of the picture's width and height
+const THUMBNAIL = "?size=1024"; // the largest
 const LEAST = 0.05;
 const MOST_PIXELS = 2048; // of a side of the part
 const between = (low, value, high) => Math.min(Math.max(value, low), high);
@@ -70,9 +72,12 @@ ui.cropImage.onload = () => {
   ui.cropSearch.disabled = false;
   draw();
 };
-ui.cropImage.onerror = () => {
+ui.cropImage.onerror = async () => {
+  const { src } = ui.cropImage;
+  if (!query.upload && !src.endsWith(THUMBNAIL)) return (ui.cropImage.src = `${src}${THUMBNAIL}`); // a JPEG, unlike a HEIC file
   ui.cropper.close();
-  fail(new Error("This browser cannot show the picture, so it cannot be cropped."));
+  const reason = query.upload ? "This browser cannot show the picture" : await whyBroken(src);
+  fail(new Error(`${reason}, so it cannot be cropped.`));
 };
 
 // Calls `take` with the part as a file.

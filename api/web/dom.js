@@ -75,7 +75,6 @@ export function fail(error, retry = null) {
     retry();
   };
   ui.error.hidden = false;
-  if (ui.error.getBoundingClientRect().top < 0) ui.error.scrollIntoView();
 }
 
 export const focusTitle = () => ui.main.querySelector("section:not([hidden]) h2")?.focus({ preventScroll: true });

@@ -3,7 +3,7 @@
 import { place, refine, remember, wanted } from "/web/url.js";
 import { afterPause, bytes, clearMessages, confirmed, counted, el, fail, oneAtATime, ui } from "/web/dom.js";
 import { chips, day, named, searchLink } from "/web/pictures.js";
-import { api, imagePath, json, loadStats, mayChange, noun, stats, titled } from "/web/service.js";
+import { api, deleteImage, json, loadStats, mayChange, noun, stats, titled } from "/web/service.js";
 import { forgetStored } from "/web/uploads.js";
 
 const PAGE = 20;
@@ -72,9 +72,7 @@ function groupItem({ size, images }) {
     if (!(await confirmed(`Delete ${counted(ids.length, noun())}?`, `${what} will be removed from the collection. This cannot be undone.`))) return;
     await decide(`Deleted: ${what}.`, async () => {
       for (const id of ids) {
-        await api(imagePath(id), { method: "DELETE" }).catch((error) => {
-          if (error.status !== 404) throw error; // it was deleted elsewhere
-        });
+        await deleteImage(id);
         forgetStored(id);
         images = images.filter((image) => image.id !== id);
         size -= 1;

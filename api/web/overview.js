@@ -27,7 +27,6 @@ export async function overview(signal) {
   ]);
   ui.reports.hidden = !reports.length;
   ui.reportLinks.replaceChildren(...reports.map(({ name, url }) => el("li", {}, el("a", { href: url }, name))));
-  ui.signOut.hidden = session.key === null;
   ui.codes.hidden = !answer.bits;
   if (answer.bits) {
     showMap(answer);

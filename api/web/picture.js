@@ -5,7 +5,7 @@ import { bytes, clearMessages, confirmed, counted, fail, focusTitle, pairs, perc
 import { showFilters } from "/web/filters.js";
 import { chips, day, described, named, whyBroken } from "/web/pictures.js";
 import { hits, query, showAgain } from "/web/search.js";
-import { api, imagePath, json, loadStats, mayChange, noun, titled } from "/web/service.js";
+import { api, deleteImage, imagePath, json, loadStats, mayChange, noun, titled } from "/web/service.js";
 import { forgetStored } from "/web/uploads.js";
 
 let open = null; // the picture in the dialog
@@ -90,7 +90,7 @@ ui.pictureDelete.onclick = async () => {
   ui.picture.close();
   clearMessages();
   try {
-    await api(imagePath(id), { method: "DELETE" });
+    await deleteImage(id);
     forgetStored(id);
     if (query?.id === id) history.replaceState(null, "", urlWith({ id: null, max: null, rank: "" }));
     await changed();

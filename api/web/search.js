@@ -93,7 +93,6 @@ function ask(offset) {
 export async function search(signal, least) {
   const { id, max, filters } = wanted();
   current = signal;
-  ui.results.ariaBusy = "true";
   ui.more.hidden = true; // or hits that are restored here would be fetched by showMore(), too
   const [answer, image] = await Promise.all([ask(0), id === null ? null : api(imagePath(id), { signal })]);
   if (image) showStoredQuery(image);
@@ -109,7 +108,6 @@ export async function search(signal, least) {
   showSummary(answer);
   while (hits.length < least && next !== null) addHits(await ask(next));
   showCounts();
-  ui.results.ariaBusy = "false";
 }
 
 // A stored query that passes the filters is counted at distance 0, but is not a result.
@@ -196,17 +194,21 @@ const showMore = oneAtATime(async () => {
   const { length } = hits;
   const signal = current;
   const byKeyboard = document.activeElement === ui.more;
+  ui.error.hidden = true;
   try {
     const answer = await ask(next);
     if (signal.aborted) return;
     addHits(answer);
     showCounts();
     if (byKeyboard) ui.hits.children[length]?.querySelector("button").focus({ preventScroll: true });
+    nearEnd.unobserve(ui.more); // it reports only changes, but the end may still be near
+    nearEnd.observe(ui.more);
   } catch (error) {
     fail(error, showMore);
   }
 });
 
 ui.more.onclick = showMore;
-new IntersectionObserver(([entry]) => entry.isIntersecting && showMore(), { rootMargin: "800px" }).observe(ui.more);
+const nearEnd = new IntersectionObserver(([entry]) => entry.isIntersecting && showMore(), { rootMargin: "800px" });
+nearEnd.observe(ui.more);
 ui.rank.onchange = () => refine({ rank: ui.rank.value });

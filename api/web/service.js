@@ -35,6 +35,9 @@ ui.collection.onchange = () => {
   location.assign(value);
 };
 
+export const deleteImage = (id) => api(imagePath(id), { method: "DELETE" }).catch((error) => {
+  if (error.status !== 404) throw error; // it was deleted elsewhere
+});
 export const json = (method, content) => ({ method, headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
 
 // The JSON answer, or an Error with one message for the reader. Waits while the service starts or is busy.

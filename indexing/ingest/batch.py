@@ -185,7 +185,7 @@ class Writer:
             if changed := " and ".join(name for name, other in differs.items() if other):
                 notes[n] = (
                     f"the same content is stored as image {image_id} with different {changed}, which were kept: "
-                    "give this image a key to store its own (--key-from path)"
+                    "give this image a key to store its own"
                 )
         return notes
 

@@ -88,8 +88,8 @@ def reencode(
         BadCollection: another process is re-encoding the collection with this checkpoint.
     """
     header = load_header(checkpoint)
-    header.image_preprocessing()
     collection.check_holds_images()
+    header.image_preprocessing()
     check_engine(**options)
     catalog = collection.catalog
     if header.fingerprint == catalog.spaces.active().fingerprint:

@@ -12,6 +12,7 @@ import time
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import httpx
 import numpy as np
@@ -22,6 +23,7 @@ from hashseek.api import client as client_module
 from hashseek.api.client import Filters, Query, SearchOptions, ServiceError
 from hashseek.api.collections.service import Service
 from hashseek.api.messages.parameters import MAX_BATCH, FilterParameters, SearchParameters, SearchQuery
+from hashseek.api.messages.schemas import ImageRecord
 from hashseek.api.settings import Settings
 from hashseek.retrieval.errors import BadConfig, BadImage
 from support.pictures import png
@@ -230,6 +232,9 @@ def test_both_clients_have_the_same_methods_and_get_the_same_answers(reader):
         first, second = (getattr(kind, name) for kind in (hashseek.Client, hashseek.AsyncClient))
         assert str(inspect.signature(first)) == str(inspect.signature(second))
         assert first.__doc__ == second.__doc__
+    signature = inspect.signature(hashseek.Client.get)
+    assert ([*signature.parameters], signature.return_annotation) == (["self", "image"], ImageRecord)
+    assert create_autospec(hashseek.Client, instance=True).similar(3, k=4) is not None
 
     async def ask():
         async with asynchronous(reader) as client:

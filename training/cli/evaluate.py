@@ -109,7 +109,7 @@ def evaluate(
 
         check_calibrates(calibrate, checkpoints[0])
     how = EvaluationOptions(
-        data_name=data or str(options.get("root", name)),
+        data_name=data or str(options.get("root", name) if name in ("folder", "pictures") else name),
         data_set=name,
         ns=ns or DEFAULT_NS,
         normalizer=normalizer,
