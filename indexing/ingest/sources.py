@@ -42,7 +42,7 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
 
     Raises:
         BadDataset: at once if a path is empty or missing or a pattern matches nothing; later if a list cannot be read,
-            or if something else than a list or a tar file should have splits.
+            or `split` is given for anything but a list or a tar file.
     """
     for path in paths:
         if not isinstance(path, str | Path):
