@@ -439,7 +439,8 @@ def test_an_image_is_removed_even_if_its_file_cannot_be_deleted_now(tmp_path, mo
 def test_a_file_is_not_kept_when_its_content_is_stored_from_elsewhere_or_cannot_be_stored(tmp_path, monkeypatch):
     collection = code_collection(tmp_path, n_bits=8)
     (outside := tmp_path / "outside.jpg").write_bytes(b"content")
-    images = [replace(image, path=str(outside)) for image in new_images(np.zeros((2, 1), np.uint8))]
+    images = [replace(image, path=str(outside), bytes=7) for image in new_images(np.zeros((2, 1), np.uint8))]
+    images[0] = replace(images[0], sha256=hashlib.sha256(b"content").hexdigest())
     collection.add(images[:1])
     assert collection.add_with_file(images[0], b"content", suffix=".jpg") == (1, "known")
     assert collection.catalog.one(1).path == images[0].path

@@ -54,12 +54,13 @@ def test_all_three_rankings_equal_loops_over_the_database(world):
     def encode(split):
         pixels = np.stack([load_file(read_bytes(path), encoder.header.preprocessing).pixels for path in split.paths])
         features, outputs = encoder.features_and_outputs(pixels)
-        return outputs.astype(float), (features / np.linalg.norm(features, axis=1)[:, None]).astype(np.float16)
+        stored = (features / np.linalg.norm(features, axis=1)[:, None]).astype(np.float16).astype(float)
+        return outputs.astype(float), stored / np.linalg.norm(stored, axis=1)[:, None]
 
     (outputs, features), (stored_outputs, stored) = encode(splits.query), encode(splits.database)
     scores = {
         "asymmetric": outputs @ np.where(stored_outputs > 0, 1, -1).T,
-        "float": features.astype(float) @ stored.astype(float).T,
+        "float": features @ stored.T,
     }
     relevant = splits.query.labels @ splits.database.labels.T > 0
     found = {(score.rank, score.n): score for score in report.rankings}
