@@ -17,7 +17,7 @@ from hashseek.indexing.ingest.sources import find_sources
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.searcher import Searcher
-from hashseek.indexing.uris import is_there
+from hashseek.indexing.uris import is_moved, is_there
 from support.collections import outcome
 from support.pictures import save
 
@@ -132,6 +132,8 @@ def test_a_file_counts_as_deleted_only_if_that_is_certain(error, there, monkeypa
 
     monkeypatch.setattr("pathlib.Path.stat", fail)
     assert is_there("/photos/a.png") is there
+    # A copy elsewhere does not become the image while the first file cannot be read.
+    assert not is_moved("/photos/a.png", "/backup/a.png", sha256="", stamp=(1, 1))
 
 
 def test_the_collection_s_own_files_are_not_watched(tmp_path, checkpoint):
