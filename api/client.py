@@ -15,6 +15,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from operator import index
@@ -254,7 +255,8 @@ class _Calls:
 def _blocking(make: Callable[P, _Call[T]]) -> Callable[Concatenate["Client", P], T]:
     @wraps(make)
     def method(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return client._send(make(*args, **kwargs))
+        with _refusing_invalid_text():
+            return client._send(make(*args, **kwargs))
 
     return _with_signature(method, make)
 
@@ -263,9 +265,19 @@ def _awaited(make: Callable[P, _Call[T]]) -> Callable[Concatenate["AsyncClient",
     @wraps(make)
     async def method(client: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
         async with client._slots:
-            return await client._send(make(*args, **kwargs))
+            with _refusing_invalid_text():
+                return await client._send(make(*args, **kwargs))
 
     return _with_signature(method, make)
+
+
+@contextmanager
+def _refusing_invalid_text() -> Iterator[None]:
+    """Refuse text that is not Unicode, such as the name of a file that is not UTF-8."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise BadConfig(f"{error.object[:80]!r} cannot be sent: use text that can be written as UTF-8") from None
 
 
 def _with_signature(method: F, make: Callable[..., _Call[Any]]) -> F:
@@ -546,6 +558,8 @@ def _wait(outcome: _Outcome, attempt: int) -> float:
 def _read(call: _Call[T], response: _Outcome, url: str) -> T:
     if isinstance(response, httpx.TimeoutException):
         raise ServiceError(f"{url} did not answer in time: try again, or increase timeout=SECONDS")
+    if isinstance(response, httpx.InvalidURL):  # of a client that has been created, so not its own URL
+        raise BadConfig(f"the request cannot be sent ({response}): use fewer or shorter filters and keys")
     if isinstance(response, Exception):
         raise ServiceError(
             f"no service answers at {url} ({response}): start one with `hashseek serve`, or correct the URL"

@@ -3,8 +3,9 @@
 import asyncio
 import resource
 from contextlib import suppress
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEADER_SECONDS = 10.0  # until the headers of a request have arrived, from its first byte or the start of the connection
 BODY_SECONDS = 120.0  # until its body has arrived
@@ -20,6 +21,10 @@ class Connection(HttpToolsProtocol):
     _header_bytes: int | None = 0  # received so far; None while a body arrives
     _deadline: asyncio.TimerHandle | None = None
     _body_end = 0.0  # when the body must have arrived
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._unanswered: list[RequestResponseCycle] = []  # the request in progress and those sent after it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close the connection at once if too many are open."""
@@ -45,6 +50,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Called when its headers have arrived."""
         super().on_headers_complete()
+        self._unanswered = [*(one for one in self._unanswered if not one.response_complete), self.cycle]
         self._header_bytes = None
         self._body_end = self.loop.time() + BODY_SECONDS
         self._expect_body()
@@ -62,6 +68,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called when the connection is closed."""
         self._expect(None)
+        for request in self._unanswered:  # uvicorn knows the last one only, and the others would write to nobody
+            request.disconnected = True
         super().connection_lost(exc)
 
     def _expect_body(self) -> None:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hashseek.api.keys import Key, KeyFile, Role
 from hashseek.api.messages.problems import problem
+from hashseek.api.messages.reading import MAX_JSON
 from hashseek.api.settings import Settings
 
 COOKIE = "hashseek_key"  # requests for a page's pictures cannot carry a header
@@ -26,8 +27,6 @@ _READ_METHODS = ("GET", "HEAD", "OPTIONS")
 # Bytes of a body that is read before its request counts as in progress. Otherwise a few connections that send such
 # bodies slowly would keep all others out.
 _SMALL = 2**16
-# Bytes of a body that is not a form. JSON takes ten times its size in memory, and all requests wait while it is parsed.
-_MAX_JSON = 2**22
 
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 
@@ -71,7 +70,7 @@ class RequestLimits:
       to this service (DNS rebinding) still sends its own name. IP addresses, as Prometheus sends them, and probes pass.
     - `keys`, `rate_limit`, `rate_burst`: who may do what, and how often. The key is then `request.state.key`.
     - `allowed_origins`: other sites whose pages may send changes and searches.
-    - `max_upload_bytes`: limit of a form. Any other body may have at most `_MAX_JSON` bytes as well.
+    - `max_upload_bytes`: limit of a form. Any other body may have at most `MAX_JSON` bytes as well.
     - `max_uploads`: how many requests with a body, or that change something, may be in progress. One with a small body
       is in progress once the body has arrived.
     """
@@ -99,6 +98,8 @@ class RequestLimits:
                 answered = MutableHeaders(scope=message)
                 answered.update(_HEADERS)
                 answered.setdefault("Cache-Control", "no-cache")  # scripts of two versions must not be mixed
+                if "location" in answered:  # behind a proxy, Starlette would name the wrong scheme
+                    answered["location"] = re.sub("^https?://[^/]*", "", answered["location"])
             elif is_head:
                 message = {**message, "body": b""}
             await send(message)
@@ -173,7 +174,7 @@ class RequestLimits:
                 return None
             return problem(HTTPStatus.LENGTH_REQUIRED, "send the upload with a Content-Length")
         is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
-        limit = self.max_bytes if is_form else min(self.max_bytes, _MAX_JSON)
+        limit = self.max_bytes if is_form else min(self.max_bytes, MAX_JSON)
         if int(length) > limit:
             also = "" if is_form else f", or {self.max_bytes:,} for an upload as multipart/form-data"
             detail = f"the request body has {int(length):,} bytes; the limit is {limit:,}{also}"

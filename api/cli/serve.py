@@ -8,6 +8,7 @@ import socket
 import sys
 import warnings
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +57,8 @@ serve.__signature__ = inspect.Signature([*options(), *_own])  # type: ignore[att
 
 def run(settings: Settings) -> None:
     """Serve until stopped. Bad settings are refused before the server starts."""
+    if not is_in_milvus(settings.collection):  # messages then name it in one way only, which clients must not see
+        settings = replace(settings, collection=settings.collection.absolute())
     folders = settings.folders()
     settings.check()
     if "" not in folders and settings.checkpoint:

@@ -129,7 +129,7 @@ def describe(request: Request, error: HashseekError | OSError) -> ProblemDetails
     if (
         isinstance(error, BadCollection)
         and status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        and type(error) is not SpaceRetired
+        and not isinstance(error, CatalogReplaced | SpaceRetired)
     ):
         log.error("%s %s: %s", request.method, request.url.path, error)
     place = request.app.state.collections.settings.collection  # clients need not know where it is

@@ -20,6 +20,10 @@ from hashseek.retrieval.errors import BadConfig
 
 M = TypeVar("M", bound=BaseModel)
 
+# Bytes of JSON in a request. It takes ten times its size in memory, and all requests wait while it is parsed.
+MAX_JSON = 2**22
+_MAX_FIELDS = 10_000  # of a form: more than all its lists may have, so that each is refused for its own limit
+
 
 def body_of(model: type[BaseModel], json_body: type[BaseModel] | None = None) -> Any:
     """A dependency that reads a multipart form into a model, or JSON into another. The route needs `documented_body`.
@@ -36,7 +40,7 @@ def body_of(model: type[BaseModel], json_body: type[BaseModel] | None = None) ->
             if json_body is not None and kind == "application/json":
                 yield _checked(json_body.model_validate_json, await request.body(), "body")
                 return
-            async with request.form() as form:
+            async with request.form(max_fields=_MAX_FIELDS, max_part_size=MAX_JSON) as form:
                 fields = _schema(model)["properties"]
                 # Browsers send fields that were not filled in as empty. A filter that is empty is refused.
                 single = {name for name, field in fields.items() if field.get("type") != "array"}

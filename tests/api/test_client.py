@@ -77,6 +77,38 @@ def test_everything_that_a_client_can_do(remote, tmp_path):
     assert [image.id for image in remote.images(any_label=["odd", "even"])] == list(range(2, 13))
 
 
+def test_as_many_ids_keys_and_labels_as_documented_can_be_sent(remote):
+    assert len(remote.search(png(1), id=range(1, 1001), key=[str(n) for n in range(1000)], k=5).hits) == 0
+    assert len(remote.search(png(1), id=range(1, 1001), k=5).hits) == 5
+    many = [f"label {number}" for number in range(1000)]
+    assert remote.add(png(600), key="many", labels=many, attributes={"n": 1}).labels == sorted(many)
+    with pytest.raises(ServiceError) as refused:
+        remote.add(png(601), labels=[*many, "one more"])
+    assert refused.value.status == 422
+    large = {"attributes": {"text": "x" * 16_000}}
+    results = remote.add_many([(png(number), large) for number in range(700, 700 + MAX_BATCH)])
+    assert [result.change for result in results] == ["added"] * MAX_BATCH
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.get("\udcff"),
+        lambda client: client.add(png(1), key="\udcff"),
+        lambda client: client.change(1, labels=["\udcff"]),
+        lambda client: client.similar(1, where=["a=\udcff"]),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(remote, call):
+    with pytest.raises(BadConfig):
+        call(remote)
+
+
+def test_a_request_too_long_for_a_url_is_refused():
+    with hashseek.Client("http://127.0.0.1:1") as remote, pytest.raises(BadConfig):
+        remote.similar(1, key=["k" * 500] * 1000)
+
+
 def test_numbers_of_numpy_are_numbers(remote):
     added = remote.add(png(600), attributes={"year": np.int64(2015), "size": np.float32(0.5)})
     assert added.attributes == {"year": 2015, "size": 0.5}

@@ -64,11 +64,7 @@ def evaluate(
     ] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="Store the calibration in the collection in this folder, for `search --min-precision`.",
-        ),
+        typer.Option(help="Store the calibration in the collection in this folder, for `search --min-precision`."),
     ] = None,
     out: Annotated[
         Path | None,

@@ -140,3 +140,19 @@ def test_with_few_file_descriptors_connections_beyond_them_are_closed_without_a_
         assert hits(client.post("/v1/search", files={"image": png(1)}))
     wait_until(lambda: httpx.get(client.base_url.join("/healthz/live")).is_success)
     assert len(process.err.splitlines()) == 1
+
+
+def test_a_client_that_leaves_before_its_requests_are_answered_is_no_fault(serve, indexed):
+    process, client = serve(indexed, "--read-only")
+    request = b"GET /web/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for _ in range(30):
+        with ExitStack() as stack:
+            connected(client, stack, request * 20)
+    with ExitStack() as stack:
+        patient = connected(client, stack, request * 20)
+        patient.settimeout(10)
+        answers = b""
+        while answers.count(b"HTTP/1.1 200 OK") < 20:
+            answers += patient.recv(2**16)
+    assert figures(client).get(("hashseek_errors_total", "about:blank"), 0) == 0
+    assert len(process.err.splitlines()) == 1

@@ -33,6 +33,13 @@ def test_a_page_of_another_site_changes_nothing(placed, headers):
     assert client.get("/v1/collections").json() == before
 
 
+def test_a_redirect_names_neither_scheme_nor_host(placed):
+    """The service cannot know those under which a proxy is reached."""
+    client, address = placed
+    moved = client.get(f"{address}/v1/images/?limit=1", headers={"X-Forwarded-Proto": "https"}, follow_redirects=False)
+    assert (moved.status_code, moved.headers["Location"]) == (307, f"{address}/v1/images?limit=1")
+
+
 def test_the_own_page_and_programs_may_change(client):
     own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
     assert client.post("/v1/images", files={"image": png(77)}, headers=own).status_code == 201

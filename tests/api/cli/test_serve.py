@@ -219,3 +219,10 @@ def test_a_collection_that_may_not_be_written_is_served_read_only(serve, own_col
     assert client.get("/v1/stats").json()["read_only"] is True
     assert upload(client, 1).status_code == 403
     assert client.get("/v1/images/1/similar").is_success
+
+
+def test_clients_do_not_see_where_a_relative_folder_is(serve, indexed):
+    _, client = serve(indexed.name, "--read-only", before=f"import os; os.chdir({str(indexed.parent)!r})")
+    refused = client.post("/v1/search", json={"image_id": 1, "rank": "float"})
+    assert refused.status_code == 422
+    assert "/" not in refused.json()["detail"].replace("--keep-features", "")

@@ -38,7 +38,7 @@ class SimDis(ContrastiveLoss):
 
     source = "Huang et al., Similarity-Dissimilarity Loss, arXiv 2410.13439"
     formula = "Eqs. 13-16"
-    use = 'positives with similar labels count more, but only with mode "outside"; "inside" trains exactly like supcon'
+    use = 'positives with similar labels count more, but only with mode "outside"; "inside" trains like supcon'
 
     mode: Annotated[str, Choice("position of the factor K", ("inside", "outside", "outside_norm"))] = "inside"
     tau: Annotated[float, TAU] = 0.07

@@ -1,6 +1,7 @@
 """One point per label: fixed binary centres (CSQ, OrthoHash) and learned proxies (HyP2, Proxy Anchor)."""
 
 import math
+import warnings
 
 import numpy as np
 import torch
@@ -28,7 +29,8 @@ def make_centres(kind: str, n_classes: int, n_bits: int, *, seed: int) -> Tensor
     `hadamard` takes the rows of the Hadamard matrix and their negatives, which differ in K / 2 bits or more; it needs K
     to be a power of 2, and beyond 2 K labels it continues with balanced rows. The rows of `balanced` have as many -1
     as 1, the bits of `bernoulli` are independent; of 20 random sets the one whose closest rows are farthest apart is
-    kept. `auto` is `hadamard` where K is a power of 2 and `balanced` elsewhere.
+    kept, and rows that occur in it twice are drawn again. `auto` is `hadamard` where K is a power of 2 and `balanced`
+    elsewhere. If K bits have too few such rows, labels share a centre, which a warning says.
 
     Raises:
         BadConfig: `hadamard` for another K.
@@ -54,7 +56,24 @@ def make_centres(kind: str, n_classes: int, n_bits: int, *, seed: int) -> Tensor
         agreement = float((centres @ centres.T).fill_diagonal_(-n_bits).max())
         if agreement < closest:
             best, closest = centres, agreement
+    n_unbalanced = int((fixed.sum(dim=1).abs() > 1).sum())
+    n_possible = 2**n_bits if kind == "bernoulli" else math.comb(n_bits, n_bits // 2) * (1 + n_bits % 2) + n_unbalanced
+    if n_possible < n_classes:
+        warnings.warn(
+            f"{n_classes} labels share the {n_possible} possible centres of {n_bits} bits, so some cannot be told apart: "
+            "use more bits" + ("" if kind == "bernoulli" else ", or centres = 'bernoulli'"),
+            stacklevel=2,
+        )
+        return best
+    while len(repeated := _repeated(best)):
+        best[repeated] = draw(len(repeated), n_bits, generator)
     return best
+
+
+def _repeated(rows: Tensor) -> Tensor:
+    """Places of the rows that are equal to an earlier one."""
+    _, first = np.unique(rows.numpy(), axis=0, return_index=True)
+    return torch.from_numpy(np.setdiff1d(np.arange(len(rows)), first))
 
 
 def random_signs(n: int, *, seed: int) -> Tensor:
