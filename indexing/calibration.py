@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,10 +18,7 @@ from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.errors import BadCodes, BadConfig
-
-if TYPE_CHECKING:  # the metrics load torch
-    from hashseek.retrieval.metrics import Calibration
-
+from hashseek.retrieval.metrics import Calibration, calibrate, histograms, without_self
 
 N_QUERIES = 2000
 _MAX_LABEL_BYTES = 2**31  # of the matrix of images x labels
@@ -56,8 +52,6 @@ def calibrate_collection(
     Raises:
         BadConfig: an unknown label, too few labelled images, a label that all of them have, or too many labels.
     """
-    from hashseek.retrieval.metrics import calibrate, histograms, without_self
-
     catalog = collection.catalog
     known = catalog.label_counts()
     if unknown := [label for label in labels if label not in known]:
@@ -111,8 +105,6 @@ def stored_calibration(store: Store) -> StoredCalibration | None:
     content = store.calibration()
     if content is None:
         return None
-    from hashseek.retrieval.metrics import Calibration
-
     try:
         values = dict(content)
         calibration = Calibration.from_dict(dict(values.pop("calibration")))

@@ -58,8 +58,10 @@ class FitOptions:
         with closing(Catalog(folder / CATALOG, read_only=True)) as catalog:
             header = load_header(catalog.checkpoint)
         found = {"bits": (self.n_bits, header.n_bits), "backbone": (self.backbone, header.backbone)}
-        for name, value in self.preprocessing.items():
-            found[name] = value, getattr(header.image_preprocessing(), name)
+        if self.preprocessing:
+            own = header.image_preprocessing()
+            wanted = changed(own, self.preprocessing)
+            found |= {name: (getattr(wanted, name), getattr(own, name)) for name in self.preprocessing}
         differ: dict[str, Any] = {name: pair for name, pair in found.items() if pair[0] not in (None, pair[1])}
         if self.weights is not None:
             network = find_network(FitOptions(backbone=header.backbone, weights=self.weights))

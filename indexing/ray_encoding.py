@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader
@@ -33,13 +33,11 @@ from hashseek.indexing.maintenance.exchange import FORMAT, shard
 from hashseek.indexing.opening import Store
 from hashseek.indexing.uris import is_there, stamp_of
 from hashseek.retrieval.devices import EncoderOptions, n_cores
+from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, HashseekError, first_line
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.label_files import Problem
-
-if TYPE_CHECKING:
-    from hashseek.retrieval.encoder import Encoder
 
 _OBJECT_STORE = 2**28  # bytes; a shard with its codes has less than a thousandth
 _TRIES = 5  # for a shard whose worker dies
@@ -330,12 +328,11 @@ class _Worker:
                 images.append(replace(step.image, code=code, engine=encoder.engine))
         return shard(images, problems, fingerprint=encoder.fingerprint, n_bits=encoder.n_bits)
 
-    def _load(self, checkpoint: list[Any]) -> "Encoder":
+    def _load(self, checkpoint: list[Any]) -> Encoder:
         import ray
         import torch
 
         from hashseek.retrieval.checkpoint import load_checkpoint
-        from hashseek.retrieval.encoder import Encoder
 
         torch.set_num_threads(self.threads)
         with TemporaryDirectory(prefix="hashseek-") as folder:

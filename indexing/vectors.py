@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +20,10 @@ from hashseek.indexing.ingest.manifests import ImageSource, described, load_pyar
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.codes import check_n_bits
+from hashseek.retrieval.encoder import VectorEncoder
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
-
-if TYPE_CHECKING:
-    from hashseek.retrieval.encoder import VectorEncoder
 
 BATCH = 1024  # rows of a transaction
 VECTOR, IDS = "vector", ("id", "key")  # columns
@@ -195,7 +193,7 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
 
 
 def store(
-    collection: Store, encoder: "VectorEncoder", vectors: Vectors, entries: Sequence[ImageSource]
+    collection: Store, encoder: VectorEncoder, vectors: Vectors, entries: Sequence[ImageSource]
 ) -> Iterator[IngestReport]:
     """Store the codes of vectors (N, D), in batches; yields the running report after each committed one.
 

@@ -30,8 +30,10 @@ def write_atomically(path: Path, content: bytes | memoryview, *, within: Path | 
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk
+            error.filename = str(path)
         raise
     fsync_folder(path.parent)
 

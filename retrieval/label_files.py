@@ -249,7 +249,9 @@ def _csv_rows(lines: Iterator[str], source: Path, one_of: Sequence[str]) -> Iter
         row = dict(zip(names, fields, strict=False))
         row.pop("", None)  # pandas writes its index without a name
         if fields and len(fields) != len(names):
-            reason = f"it has {len(fields)} fields, but the first line names {len(names)} columns"
+            reason = f"its number of fields is {len(fields)}, but the first line names {len(names)} columns"
+            if len(fields) > len(names):
+                reason += " (use semicolons between labels)"
         elif {"\n", "\r"} & set(row.get("labels", "")):  # other columns may have several lines
             reason = "its labels have several lines"
         if reason is not None:

@@ -8,14 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from hashseek.retrieval.devices import PrecisionName
@@ -390,6 +383,21 @@ def load_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ())
     """
     name = "the configuration" if isinstance(source, Mapping) else str(source)
     return parse_config(read_config(source, overrides), source=name)
+
+
+def load_data_section(source: Path) -> DataSection:
+    """The section [data] of a TOML file, which may have no other, or of a shipped configuration.
+
+    Raises:
+        BadConfig: no such file, not TOML, or the section is missing or invalid.
+    """
+    content = read_config(source)
+    if "data" not in content:
+        raise BadConfig(f"{source} has no section [data]: add it, with the name of the data set and its options")
+    try:
+        return DataSection.model_validate(content["data"])
+    except ValidationError as error:
+        raise BadConfig(f"{source}, section [data]: {_explain(error)}") from None
 
 
 def read_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:

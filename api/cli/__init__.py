@@ -32,7 +32,7 @@ COMMANDS = {
         "hashseek.indexing.cli.collection:app",
         "Manage a collection: add images, build the index, back up, change the model.",
     ),
-    "search": ("hashseek.indexing.cli.collection:search", "Find the stored images most similar to an image."),
+    "search": ("hashseek.indexing.cli.search:search", "Find the stored images most similar to an image."),
     "serve": ("hashseek.api.cli.serve:serve", "Serve a collection over HTTP, with a search page."),
     "keys": ("hashseek.api.keys:app", "Create, list and revoke API keys of the service."),
     "demo": ("hashseek.api.cli.demo:demo", "Train, index, evaluate and serve on a built-in data set."),

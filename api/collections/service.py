@@ -5,7 +5,6 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 from weakref import WeakValueDictionary, finalize
 
@@ -20,11 +19,9 @@ from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.searcher import Searcher, open_encoder
+from hashseek.retrieval.encoder import Encoder, VectorEncoder
 from hashseek.retrieval.errors import BadCollection, HashseekError
 from hashseek.retrieval.micro_batches import lower_priority
-
-if TYPE_CHECKING:
-    from hashseek.retrieval.encoder import Encoder, VectorEncoder
 
 log = logging.getLogger("hashseek")
 

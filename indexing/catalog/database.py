@@ -3,7 +3,6 @@
 Readers never wait for each other or for a writer. Writers wait for each other, within one process and across processes.
 """
 
-import os
 import shlex
 import sqlite3
 import threading
@@ -200,7 +199,7 @@ class Database:
         """A reader that is idle and up to date, or a new one."""
         with self._read_lock:
             if self._is_closed:
-                raise sqlite3.ProgrammingError("the file is closed")
+                raise BadCollection(f"{self.path.parent} was closed: open the collection again")
             reader = self._idle.pop() if self._idle else None
         if reader is None:
             return self._open_reader()
@@ -210,16 +209,16 @@ class Database:
         return reader
 
     def _open_reader(self) -> _Reader:
-        """A new reader, with or without permission to write to the folder.
+        """A new reader, also without permission to write to the folder, or on a full disk.
 
-        Without that permission SQLite can read a WAL file only while a writer is active, whose files it shares.
-        Without a writer the file does not change and can be opened as immutable; it is reopened after a change.
+        Then SQLite can read a WAL file only while a writer is active, whose files it shares. Without a writer the file
+        does not change and can be opened as immutable; it is reopened after a change.
         """
         try:
             return _Reader(_connect(self.path, "ro"))
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
             unchanged = self._stamp()
-            if unchanged is None or os.access(self.path.parent, os.W_OK):
+            if unchanged is None or error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
                 raise
         return _Reader(_connect(self.path, "ro&immutable=1"), unchanged)
 

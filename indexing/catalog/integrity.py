@@ -17,7 +17,7 @@ _ORPHANS = {
 
 
 def check_rows(db: sqlite3.Connection, space: Space) -> tuple[list[str], bool]:
-    """All problems of the rows, read within a transaction of the caller; codes are checked in `space`.
+    """All problems of the rows, read within a transaction of the caller; `space` is the one in use.
 
     Returns:
         (the problems, whether all records and codes can be read nevertheless).
@@ -27,9 +27,11 @@ def check_rows(db: sqlite3.Connection, space: Space) -> tuple[list[str], bool]:
         return [f"SQLite: {problem}" for problem in found], False
     rows = db.execute("SELECT id FROM images WHERE NOT json_valid(attributes)")
     unreadable = [f"the attributes of image {image_id} are not JSON" for (image_id,) in rows]
-    bad_codes, values = _malformed_codes(space.id, space.n_bits)
-    rows = db.execute(f"SELECT image_id {bad_codes}", values)
-    unreadable += [f"the code of image {image_id} is not a code of {space.n_bits} bits" for (image_id,) in rows]
+    for space_id, n_bits in db.execute("SELECT id, n_bits FROM spaces").fetchall():
+        bad_codes, values = _malformed_codes(space_id, n_bits)
+        rows = db.execute(f"SELECT image_id {bad_codes}", values)
+        place = "" if space_id == space.id else f" in space {space_id}"
+        unreadable += [f"the code of image {image_id}{place} is not a code of {n_bits} bits" for (image_id,) in rows]
     problems = []
     for table, clause in _ORPHANS.items():
         if n := _count(db, f"{table} WHERE {clause}"):

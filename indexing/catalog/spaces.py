@@ -13,13 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog.database import CatalogDamaged, Database, now, read_meta, write_meta
-from hashseek.indexing.catalog.records import (
-    IMAGE_COLUMNS,
-    Space,
-    StoredCode,
-    StoredImage,
-    stored_image,
-)
+from hashseek.indexing.catalog.records import IMAGE_COLUMNS, Space, StoredCode, StoredImage, stored_image
 from hashseek.retrieval.codes import check_codes, check_n_bits
 from hashseek.retrieval.errors import BadCollection, BadConfig
 

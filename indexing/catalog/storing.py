@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hashseek.indexing.catalog.attributes import MAX_INDEXED, add_indexes, indexed_paths, paths_of
-from hashseek.indexing.catalog.records import (
-    Change,
-    NewImage,
-    placeholders,
-    same_attributes,
-)
+from hashseek.indexing.catalog.records import Change, NewImage, placeholders, same_attributes
 from hashseek.indexing.catalog.spaces import engine_id, insert_feature, note_update
 from hashseek.indexing.remote import is_remote
 from hashseek.indexing.uris import is_moved

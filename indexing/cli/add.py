@@ -12,7 +12,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -59,11 +59,9 @@ from hashseek.indexing.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.devices import EncoderOptions
+from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
-
-if TYPE_CHECKING:
-    from hashseek.retrieval.encoder import Encoder
 
 
 def add(
@@ -306,7 +304,7 @@ class _Run:
 
     collection: Store
     sources: _Sources
-    encoder: "Encoder | None"
+    encoder: Encoder | None
     first: Fitting | None
     fetch: "partial[bytes]"
     output: Output

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,11 +21,9 @@ from hashseek.indexing.cli.options import (
 from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.duplicates import not_kept
+from hashseek.indexing.maintenance.flips import Orientation, flipped_groups
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import Searcher
-
-if TYPE_CHECKING:
-    from hashseek.indexing.maintenance.flips import Orientation
 
 
 def duplicates(
@@ -55,8 +53,6 @@ def duplicates(
         kept = [] if everything else opened.catalog.kept_groups()
         groups: list[Mapping[int, Orientation | None]]
         if flips:
-            from hashseek.indexing.maintenance.flips import flipped_groups
-
             encoder = Searcher.open(opened, **encoding).image_encoder
             with Output().progress("encoding") as progress:
                 found, unreadable = flipped_groups(

@@ -1,7 +1,7 @@
 """Options of `index add` and `index refit` for fitting a hash layer, and the subcommand `index refit`."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +12,8 @@ from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.fit_options import DEFAULT_BACKBONE, DEFAULT_BITS, FitOptions, network_for_refit
 from hashseek.indexing.fitting import Fitting, Progress
+from hashseek.indexing.maintenance.refit import change_codes, fit_to_collection
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.images import Preprocessing
 
 Bits = Annotated[int | None, typer.Option(help=f"Bits of a code; default of a new collection: {DEFAULT_BITS}.")]
 Backbone = Annotated[
@@ -40,28 +40,21 @@ def fit_options(bits: int | None, backbone: str | None, weights: str | None, pre
     """The options as they were given; `preprocessing` is text such as "size=192,mean=0.5".
 
     Raises:
-        BadConfig: the preprocessing cannot be read.
+        BadConfig: a part of the preprocessing is not NAME=VALUE.
     """
-    changes: dict[str, Any] = {}
-    for part in () if preprocessing is None else preprocessing.split(","):
-        name, _, value = part.strip().partition("=")
-        try:
-            if name in ("mean", "std"):
-                numbers = tuple(float(number) for number in value.split("/"))
-                changes[name] = numbers * 3 if len(numbers) == 1 else numbers
-            elif name in ("size", "crop_fraction"):
-                changes[name] = int(value) if name == "size" else float(value)
-            elif name == "interpolation":
-                changes[name] = value
-            else:
-                raise ValueError
-        except ValueError:
-            names = ", ".join(Preprocessing.__dataclass_fields__)
-            raise BadConfig(
-                f"cannot parse {part.strip()!r} in --preprocessing: write NAME=VALUE, separated by commas, such as "
-                f"mean=0.5,std=0.5; the names are {names}"
-            ) from None
+    changes = dict(map(_change, preprocessing.split(","))) if preprocessing is not None else {}
     return FitOptions(bits, backbone, weights, changes)
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """The name and the value of "NAME=VALUE"; `changed` checks both."""
+    name, equals, value = text.strip().partition("=")
+    if not equals:
+        raise BadConfig(f"cannot parse {text!r} in --preprocessing: write NAME=VALUE, such as mean=0.5,std=0.5")
+    with suppress(ValueError):
+        numbers = [float(number) for number in value.split("/")]
+        return name, numbers if len(numbers) > 1 else int(value) if value.isdecimal() else numbers[0]
+    return name, value
 
 
 def refit(
@@ -87,8 +80,6 @@ def refit(
     with closing(Collection(collection)) as opened:
         network = network_for_refit(opened, chosen)
         network.download()
-
-        from hashseek.indexing.maintenance.refit import change_codes, fit_to_collection
 
         with fit_progress(Output()) as progress:
             fitting, codes = fit_to_collection(

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -27,14 +27,14 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.backup import Contents, restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.optimize import optimize
+from hashseek.indexing.maintenance.recheck import recheck
+from hashseek.indexing.maintenance.reencode import Reencoded, drop_space, reencode, switch_space
+from hashseek.indexing.maintenance.repair import repair as repair_collection
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.printing import counted, printable
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadConfig
-
-if TYPE_CHECKING:
-    from hashseek.indexing.maintenance.reencode import Reencoded
 
 app = typer.Typer()
 
@@ -100,7 +100,8 @@ def export_command(
     if n_without_code:
         typer.echo(
             f"{n_without_code} of them have no code, so that the file cannot be imported: run "
-            f"`hashseek index verify {shlex.quote(str(collection))} --repair` to encode them, then export again",
+            f"`hashseek index verify {shlex.quote(str(collection))} --repair` to encode them, or remove "
+            "those whose files are gone; then export again",
             err=True,
         )
 
@@ -139,16 +140,12 @@ def reencode_command(
     """
     options = encoder_options(device, precision, engine)
     with closing(Collection(collection)) as opened:
-        from hashseek.indexing.maintenance.reencode import reencode
-
         steps = reencode(opened, checkpoint, without_missing=without_missing, allow_private=allow_private, **options)
         follow_change(opened, steps, drop_old=drop_old)
 
 
-def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_old: bool) -> None:
+def follow_change(collection: Collection, steps: Iterator[Reencoded], *, drop_old: bool) -> None:
     """Change the codes and show the progress; exits with code 1 if searches still use the old ones."""
-    from hashseek.indexing.maintenance.reencode import drop_space
-
     folder, old = shlex.quote(str(collection.folder)), collection.catalog.space
     report = next(steps, None)
     if report is None:
@@ -179,8 +176,6 @@ def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_
 @app.command("switch")
 def switch_command(collection: CollectionArgument, space: SpaceArgument) -> None:
     """Search with the codes of another space, such as the one before `reencode`."""
-    from hashseek.indexing.maintenance.reencode import switch_space
-
     with closing(Collection(collection)) as opened:
         chosen = switch_space(opened, space)
     typer.echo(f"{collection} now uses {chosen.n_bits} bits of checkpoint {chosen.fingerprint[:12]} (space {space})")
@@ -189,8 +184,6 @@ def switch_command(collection: CollectionArgument, space: SpaceArgument) -> None
 @app.command("drop-space")
 def drop_space_command(collection: CollectionArgument, space: SpaceArgument) -> None:
     """Delete the codes and the checkpoint of a space that is not in use."""
-    from hashseek.indexing.maintenance.reencode import drop_space
-
     with closing(Collection(collection)) as opened:
         drop_space(opened, space)
     typer.echo(f"deleted space {space} of {collection}")
@@ -226,8 +219,6 @@ def verify(
         for problem in problems:
             typer.echo(printable(problem))
         if codes and n_images:
-            from hashseek.indexing.maintenance.recheck import recheck
-
             encoder = Searcher.open(opened, **options).image_encoder
             differ, wrong = recheck(opened, encoder, codes, allow_private=allow_private)
             problems += wrong
@@ -244,9 +235,7 @@ def verify(
 
 def _repair(collection: Path, checkpoint: Path | None, options: EncoderOptions, *, allow_private: bool) -> None:
     """Repair, print what was done and what remains; exit with code 1 if anything remains."""
-    from hashseek.indexing.maintenance.repair import repair
-
-    report = repair(collection, checkpoint=checkpoint, allow_private=allow_private, **options)
+    report = repair_collection(collection, checkpoint=checkpoint, allow_private=allow_private, **options)
     for line in report.done:
         typer.echo(printable(line))
     _print_some(report.left)

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hashseek.indexing.catalog import NewImage, StoredImage
-from hashseek.indexing.catalog.records import (
-    StoredCode,
-    check_described,
-    is_utf8,
-    same_attributes,
-)
+from hashseek.indexing.catalog.records import StoredCode, check_described, is_utf8, same_attributes
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.uris import is_there, open_uri, stamp_of, stored_path

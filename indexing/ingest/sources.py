@@ -8,14 +8,7 @@ from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from hashseek.indexing.ingest.manifests import (
-    KINDS,
-    ImageSource,
-    described,
-    find_manifest,
-    is_in_split,
-    read_manifest,
-)
+from hashseek.indexing.ingest.manifests import KINDS, ImageSource, described, find_manifest, is_in_split, read_manifest
 from hashseek.indexing.remote import is_remote
 from hashseek.indexing.uris import stored_path
 from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage

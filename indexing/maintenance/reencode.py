@@ -23,7 +23,7 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import encode
 from hashseek.indexing.remote import MAX_BYTES
 from hashseek.indexing.uris import open_uri
-from hashseek.retrieval.checkpoint import Header, load_checkpoint, load_header
+from hashseek.retrieval.checkpoint import Header, check_intact, load_checkpoint, load_header
 from hashseek.retrieval.codes import pack, unpack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
@@ -126,7 +126,7 @@ def _locked_space(collection: Collection, checkpoint: Path, header: Header) -> I
             spaces = collection.catalog.spaces
             known = [space for space in spaces.all() if space.fingerprint == header.fingerprint]
             path = collection.folder / (known[0].checkpoint if known else name)
-            if not path.is_file():
+            if not _is_intact(path):
                 load_checkpoint(checkpoint)  # checks that the weights match the header
                 write_atomically(path, checkpoint.read_bytes())
             file = stack.enter_context(path.open("rb"))
@@ -138,6 +138,13 @@ def _locked_space(collection: Collection, checkpoint: Path, header: Header) -> I
                 ) from None
             space = known[0] if known else spaces.begin(header.fingerprint, header.n_bits, name)
         yield space
+
+
+def _is_intact(path: Path) -> bool:
+    with suppress(BadCheckpoint):
+        check_intact(path)
+        return True
+    return False
 
 
 def _space_to_truncate(collection: Collection, space: Space) -> Space | None:

@@ -31,10 +31,7 @@ from hashseek.retrieval.metrics.ranking_metrics import (
     tied_at_cut,
     weighted_average_precision,
 )
-from hashseek.retrieval.metrics.rankings import (
-    average_precision_of_ranking,
-    gains_of,
-)
+from hashseek.retrieval.metrics.rankings import average_precision_of_ranking, gains_of
 from hashseek.retrieval.metrics.ties import MetricValues
 
 __all__ = [

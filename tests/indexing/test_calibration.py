@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from sklearn.isotonic import IsotonicRegression
 
-from hashseek.indexing.calibration import (
-    calibrate_collection,
-    radius_for,
-    store_calibration,
-    stored_calibration,
-)
+from hashseek.indexing.calibration import calibrate_collection, radius_for, store_calibration, stored_calibration
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.searcher import Searcher, SearchOptions
 from hashseek.retrieval.errors import BadCodes, BadConfig

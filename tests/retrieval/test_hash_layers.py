@@ -6,13 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.hash_layers import (
-    METHODS,
-    best_rotation,
-    fit_hash_layer,
-    normalized,
-    random_rotation,
-)
+from hashseek.retrieval.hash_layers import METHODS, best_rotation, fit_hash_layer, normalized, random_rotation
 from hashseek.retrieval.models.heads import build_head
 
 

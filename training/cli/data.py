@@ -9,7 +9,7 @@ import typer
 
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.label_files import write_label_file
-from hashseek.training.config import DataSection, load_config, parse_assignment
+from hashseek.training.config import DataSection, load_data_section, parse_assignment
 from hashseek.training.data.datasets import DATASETS, build_splits, data_set
 from hashseek.training.data.paths import expand
 from hashseek.training.progress import Progress
@@ -51,7 +51,8 @@ def inspect(
 ) -> None:
     """Show the content of a data set: counts, labels, bad lines, and missing, broken and duplicate files.
 
-    Problems are only reported. With the option on_error=stop, the exit code is 2 if `train` or `evaluate` would fail.
+    Bad lines and files are only reported. With the option on_error=stop, the exit code is 2 if `train` or `evaluate`
+    would fail.
     """
     found = find_data(name)
     chosen = found.options() | dict(parse_assignment(option, example="root=/data") for option in options or ())
@@ -88,7 +89,7 @@ def find_data(word: str) -> DataSection:
         BadConfig: there is none of these.
     """
     if word.endswith(".toml"):
-        return load_config(Path(word)).data
+        return load_data_section(Path(word))
     if word in DATASETS:
         return DataSection(name=word)
     if expand(word).exists():

@@ -11,6 +11,12 @@ from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.devices import PrecisionName
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
+from hashseek.retrieval.models.names import is_trusted
+from hashseek.training.cli.data import find_data
+from hashseek.training.config import DataSection
+from hashseek.training.data.datasets import build_splits
+from hashseek.training.data.paths import expand
+from hashseek.training.progress import Progress
 
 DataOption = Annotated[
     str | None,
@@ -90,14 +96,11 @@ def evaluate(
         )
     ns = parse_ns(n) if n else None
 
-    from hashseek.training.data.datasets import build_splits
-
     name, options = data_options(checkpoints[0], data)
     options |= {"on_error": on_error} if on_error else {}
     splits = build_splits(name, **options)  # bad input is refused before torch is loaded
 
     from hashseek.training.evaluation.assembly import DEFAULT_NS, EvaluationOptions
-    from hashseek.training.progress import Progress
     from hashseek.training.runs.environment import command_line
 
     if calibrate is not None:
@@ -164,16 +167,17 @@ def _check_service(url: str, checkpoint: Path, splits: Any, options: Any) -> int
 
 def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any]]:
     """Name and options of the data set that `--data` means, or that the checkpoint was trained on."""
-    from hashseek.training.cli.data import find_data
-    from hashseek.training.config import DataSection
-    from hashseek.training.data.paths import expand
-
     if data is None:
         section = load_header(checkpoint).training.get("data")
         if not section:
             raise BadConfig(f"{checkpoint} does not record its training data: choose a data set with --data")
         trained_on = DataSection(**section)
         options = trained_on.options()
+        if ":" in trained_on.name and not is_trusted(trained_on.name):
+            raise BadConfig(
+                f"{checkpoint} was trained on the data set {trained_on.name!r}, which is code outside Hashseek: if you "
+                f"trust it, set HASHSEEK_PLUGINS={trained_on.name.partition(':')[0]}, or pass the data set with --data"
+            )
         if trained_on.name == "folder" and not (root := expand(options["root"])).exists():
             raise BadConfig(
                 f"{checkpoint} was trained on {root}, which does not exist: run the command in the folder where the "

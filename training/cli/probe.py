@@ -6,7 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from hashseek.retrieval.checkpoint import load_checkpoint
+from hashseek.retrieval.files import write_atomically
 from hashseek.training.cli.evaluate import DataOption, Device, Precision, data_options
+from hashseek.training.data.datasets import build_splits
+from hashseek.training.progress import Progress
 
 
 def probe(
@@ -21,11 +25,7 @@ def probe(
     precision: Precision = "auto",
 ) -> None:
     """Train a linear classifier on the frozen encoder, and print its F1, Hamming loss, p@1 and mAP on the queries."""
-    from hashseek.retrieval.checkpoint import load_checkpoint
-    from hashseek.retrieval.files import write_atomically
-    from hashseek.training.data.datasets import build_splits
     from hashseek.training.evaluation.linear_probe import probe_checkpoint
-    from hashseek.training.progress import Progress
 
     name, options = data_options(checkpoint, data)
     found = probe_checkpoint(

@@ -55,6 +55,8 @@ def train(
     from hashseek.training.loop.fit import fit
 
     progress = Progress(quiet=started is not None and started.rank > 0)
+    if resume and started is None and not (folder / "config.json").is_file():
+        progress.console.print(f"note: {folder} holds no run to continue: starting one", markup=False)
     result = fit(settings, out=folder, resume=resume, quiet=progress.quiet)
     if math.isnan(result.best_score):
         chosen = f"last epoch {result.best_epoch}"

@@ -1,7 +1,7 @@
 """What is trained: the hash model, layers that only training needs, the losses, and the memory of keys."""
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -155,6 +155,46 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
     Raises:
         BadConfig: sections that contradict each other.
     """
+    _check_losses(config, n_classes=n_classes)
+    on, partner = config.loss.on, config.partner
+    kind = loss_class(config.loss.name)
+    network = Network(
+        model,
+        reads={on, "features"} if kind.reads_features else {on},
+        logits_on=_logits_on(config),
+        n_classes=n_classes,
+        projection=config.projection,
+        from_features=config.model.freeze_backbone,
+        dropout=config.model.dropout,
+    )
+    if config.model.freeze_backbone and "outputs" not in network.reads:
+        raise BadConfig(
+            f"model.freeze_backbone leaves only the head to learn, but no loss reads its outputs (loss.on is {on!r}): "
+            "set loss.on or partner.on to 'outputs', or unfreeze the backbone"
+        )
+    width = network.widths[on]
+    build: dict[str, Any] = {"n_classes": n_classes, "n_bits": width}
+    objective = Objective(
+        build_loss(config.loss.name, **build, **config.loss.options()),
+        on=on,
+        partner=None if partner is None else build_loss(partner.name, **build, **partner.options()),
+        weight=1.0 if partner is None else partner.weight,
+    )
+    if config.train.chunk_size is not None:
+        _check_chunks(config, model)
+    if "outputs" not in network.reads:
+        model.head.requires_grad_(False)  # random directions: their signs are still a code of the features
+    return network, objective, _build_keys(config, network, width=width, n_classes=n_classes)
+
+
+def _logits_on(config: Config) -> Literal["outputs", "features", "projection"] | None:
+    """What a classifier reads; None if no loss classifies."""
+    section = config.partner or config.loss
+    return section.on if loss_class(section.name).reads_logits == "instead" else None
+
+
+def _check_losses(config: Config, *, n_classes: int) -> None:
+    """Refuse losses and sections that contradict each other."""
     on, partner = config.loss.on, config.partner
     kind = loss_class(config.loss.name)
     classifies = kind.reads_logits == "instead"
@@ -173,47 +213,19 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
             f"the loss {(partner or config.loss).name!r} learns from labels, but the data set has none: use one of "
             f"{', '.join(known)}"
         )
-    logits_on = partner.on if partner is not None else on if classifies else None
     if partner is not None and "quantization" in partner.options():
         raise BadConfig("the quantisation term belongs to the loss: set loss.quantization, not partner.quantization")
-    needs_projection = "projection" in (on, logits_on)
+    needs_projection = "projection" in (on, _logits_on(config))
     if needs_projection and config.projection is None:
         raise BadConfig("a loss on the projection needs a section [projection]: add one, for example with width = 128")
     if config.projection is not None and not needs_projection:
         raise BadConfig("no loss reads the section [projection]: set loss.on = 'projection' or remove it")
-    network = Network(
-        model,
-        reads={on, "features"} if kind.reads_features else {on},
-        logits_on=logits_on,
-        n_classes=n_classes,
-        projection=config.projection,
-        from_features=config.model.freeze_backbone,
-        dropout=config.model.dropout,
-    )
-    if config.model.freeze_backbone and "outputs" not in network.reads:
-        raise BadConfig(
-            f"model.freeze_backbone leaves only the head to learn, but no loss reads its outputs (loss.on is {on!r}): "
-            "set loss.on or partner.on to 'outputs', or unfreeze the backbone"
-        )
-    width = network.widths[on]
     for section, options in (("loss", config.loss.options()), ("partner", partner.options() if partner else {})):
         if own := {"n_bits", "n_classes"} & options.keys():
             raise BadConfig(
                 f"{section}.{min(own)} cannot be set: model.n_bits decides the number of bits, and the data set that "
                 "of labels"
             )
-    build: dict[str, Any] = {"n_classes": n_classes, "n_bits": width}
-    objective = Objective(
-        build_loss(config.loss.name, **build, **config.loss.options()),
-        on=on,
-        partner=None if partner is None else build_loss(partner.name, **build, **partner.options()),
-        weight=1.0 if partner is None else partner.weight,
-    )
-    if config.train.chunk_size is not None:
-        _check_chunks(config, model)
-    if "outputs" not in network.reads:
-        model.head.requires_grad_(False)  # random directions: their signs are still a code of the features
-    return network, objective, _build_keys(config, network, width=width, n_classes=n_classes)
 
 
 def _check_chunks(config: Config, model: HashModel) -> None:

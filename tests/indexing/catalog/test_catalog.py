@@ -12,14 +12,7 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from hashseek.indexing.catalog import (
-    Catalog,
-    CatalogDamaged,
-    CatalogReplaced,
-    NewImage,
-    SpaceRetired,
-    create_catalog,
-)
+from hashseek.indexing.catalog import Catalog, CatalogDamaged, CatalogReplaced, NewImage, SpaceRetired, create_catalog
 from hashseek.indexing.catalog import catalog as catalog_module
 from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.catalog.filters import Filter

@@ -17,16 +17,7 @@ from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.retrieval.errors import HashseekError
 from support.collections import code_collection, import_export, index_folder, new_images, random_codes
 from support.disks import small_disk_at
-from support.faults import (
-    OPERATIONS,
-    NoDisk,
-    check_search,
-    content,
-    cut_the_power,
-    fill,
-    found,
-    kill_again_and_again,
-)
+from support.faults import OPERATIONS, NoDisk, check_search, content, cut_the_power, fill, found, kill_again_and_again
 from support.paths import copy_collection
 from support.pictures import draw
 

@@ -7,13 +7,7 @@ import pytest
 
 from hashseek.indexing.index.hamming_index import build_index
 from hashseek.retrieval.errors import BadCodes
-from hashseek.retrieval.metrics import (
-    Normalizer,
-    average_precision,
-    average_precision_of_ranking,
-    gains_of,
-    histograms,
-)
+from hashseek.retrieval.metrics import Normalizer, average_precision, average_precision_of_ranking, gains_of, histograms
 from support import hamming_oracle as hamming
 from support.collections import random_codes
 

@@ -10,14 +10,7 @@ import numpy as np
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError
 from hashseek.training.data.download import Archive, read_or_download
-from hashseek.training.data.image_table import (
-    ImageTable,
-    Incomplete,
-    draw,
-    first_folder,
-    prepared,
-    split_table,
-)
+from hashseek.training.data.image_table import ImageTable, Incomplete, draw, first_folder, prepared, split_table
 from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import Seed, Splits, refuse_unused
 

@@ -12,12 +12,7 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import OnError, Problem, refuse
-from hashseek.training.data.image_table import (
-    ImageTable,
-    read_lines,
-    split_table,
-    with_remedy,
-)
+from hashseek.training.data.image_table import ImageTable, read_lines, split_table, with_remedy
 from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import NAMES, Labels, Rows, Splits
 

@@ -142,8 +142,8 @@ def _parse(texts: dict[str, bytes]) -> list[str]:
         if kind == ".json":
             try:
                 content = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"its .json file is not JSON: {error.msg}") from None
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"its .json file is not JSON: {error}") from None
             found = content.get("labels") if isinstance(content, dict) else content
             if found is None:
                 continue  # JSON with a caption, say, but without labels

@@ -9,14 +9,7 @@ import numpy as np
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError
 from hashseek.training.data.download import Archive, read_or_download
-from hashseek.training.data.image_table import (
-    ImageTable,
-    Incomplete,
-    first_folder,
-    prepared,
-    read_lines,
-    split_table,
-)
+from hashseek.training.data.image_table import ImageTable, Incomplete, first_folder, prepared, read_lines, split_table
 from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import Splits
 

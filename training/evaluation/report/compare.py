@@ -120,8 +120,8 @@ def load_entries(places: Sequence[Path]) -> list[Entry]:
     for other in entries[1:]:
         if reasons := differences(entries[0].report, other.report):
             raise BadConfig(
-                f"{entries[0].name} and {other.name} have different protocols: {'; '.join(reasons)}: evaluate both on "
-                "the same splits with the same settings"
+                f"{entries[0].name} and {other.name} have different protocols: {'; '.join(reasons)}: compare only "
+                "models that were trained and evaluated on the same splits, with the same settings and labels"
             )
         if entries[0].queries and other.queries and entries[0].queries != other.queries:
             raise BadConfig(

@@ -75,7 +75,7 @@ def draw_all(report: EvaluationReport, points: Points) -> dict[str, "Figure"]:
         "distances": _distances,
         "calibration": _calibration,
     }
-    if report.models:
+    if len({model.n_bits for model in report.models}) > 1:
         drawn["lengths"] = _lengths
     figures = {}
     with style():

@@ -60,8 +60,8 @@ def make_centres(kind: str, n_classes: int, n_bits: int, *, seed: int) -> Tensor
     n_possible = 2**n_bits if kind == "bernoulli" else math.comb(n_bits, n_bits // 2) * (1 + n_bits % 2) + n_unbalanced
     if n_possible < n_classes:
         warnings.warn(
-            f"{n_classes} labels share the {n_possible} possible centres of {n_bits} bits, so some cannot be told apart: "
-            "use more bits" + ("" if kind == "bernoulli" else ", or centres = 'bernoulli'"),
+            f"{n_classes} labels share the {n_possible} possible centres of {n_bits} bits, so some cannot be told "
+            "apart: use more bits" + ("" if kind == "bernoulli" else ", or centres = 'bernoulli'"),
             stacklevel=2,
         )
         return best
