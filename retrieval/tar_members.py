@@ -89,7 +89,7 @@ def read_member(member: Member, *, name: str) -> bytes:
         data = file.read(member.size)
     if len(data) != member.size:
         raise BadImage(
-            f"{name} is truncated: the tar that holds it has changed since it was indexed, or is incomplete; "
+            f"{name} is truncated: {member.shard} has changed since it was indexed, or is incomplete; "
             "write or download it again"
         )
     return data

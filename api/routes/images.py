@@ -53,6 +53,7 @@ from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.uris import is_there, open_uri
 from hashseek.retrieval.errors import BadConfig, BadImage, HashseekError, UnknownImage
 from hashseek.retrieval.images import LoadedFile
+from hashseek.retrieval.tar_members import stored_in
 
 _SUFFIX = {
     "image/jpeg": ".jpg",
@@ -197,7 +198,8 @@ def _file(
         if is_remote(uri):
             log.warning("image %d: %s", image_id, error)
             raise FileNotSent(f"image {image_id} was indexed by URL, which cannot be read now") from None
-        reason = str(error).replace(uri, shown)
+        tar = stored_in(Path(uri))  # of a member of a tar; otherwise the file itself
+        reason = str(error).replace(uri, shown).replace(str(tar), tar.name)
         raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {reason}") from None
     _check_signature(image_id, data)
     if size is None:

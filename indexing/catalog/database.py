@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -224,8 +224,9 @@ class Database:
 
     def _stamp(self) -> tuple[int, ...] | None:
         """A value that differs after the file has changed; None while a writer is active, or without a file."""
-        if self.path.with_name(f"{self.path.name}-wal").exists():
-            return None
+        with suppress(FileNotFoundError):
+            if self.path.with_name(f"{self.path.name}-wal").stat().st_size:  # a failed reader leaves an empty one
+                return None
         try:
             stat = self.path.stat()
         except FileNotFoundError:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from hashseek.api.routes import images
+from hashseek.retrieval.tar_members import member_path
 from support.collections import sql
 from support.commands import wait_until
 from support.paths import copy_collection
@@ -267,6 +268,18 @@ def test_a_file_that_is_gone_is_410(client, own_collection, monkeypatch):
     for url in (record["url"], f"{record['url']}?size=64"):
         assert_problem(client.get(url), 410, "FileGone")
     assert client.delete("/v1/images/13").status_code == 204
+
+
+def test_clients_do_not_see_the_folder_of_a_tar_that_was_cut_off(own_collection, tmp_path):
+    shard = tmp_path / "photos.tar"
+    shard.write_bytes(b"short")
+    member = member_path(shard, "512+900/a.png")
+    sql(own_collection / "catalog.sqlite", f"UPDATE images SET path = '{member}' WHERE id = 1")
+    with serving(own_collection) as client:
+        for url in ("/v1/images/1/file", "/v1/images/1/file?size=64"):
+            answer = client.get(url)
+            assert_problem(answer, 410, "FileGone", "photos.tar")
+            assert str(tmp_path) not in answer.text
 
 
 @pytest.mark.parametrize(

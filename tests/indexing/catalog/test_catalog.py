@@ -5,7 +5,7 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import reduce
 
@@ -526,3 +526,30 @@ def test_reading_all_codes_does_not_make_an_object_of_each(path):
     np.testing.assert_array_equal(read.ids, np.arange(1, n + 1))
     np.testing.assert_array_equal(read.codes[:, 0], 48 + read.ids % 10)
     assert peak < 100 * n  # objects alone would take 150 bytes each
+
+
+def test_a_catalog_on_a_full_disk_is_read(small_disk):
+    path = small_disk / "catalog.sqlite"
+    create_catalog(path, fingerprint="f" * 64, n_bits=12)
+    with closing(Catalog(path)) as writer:
+        writer.add(images(5))
+    with (small_disk / "fill").open("wb", buffering=0) as fill, suppress(OSError):
+        while fill.write(b"x" * 4096):
+            pass
+    with closing(Catalog(path, read_only=True)) as catalog:
+        assert len(catalog) == 5
+        assert catalog.verify() == ([], True)
+        (small_disk / "fill").unlink()
+        with closing(Catalog(path)) as writer:
+            writer.add(images(2, start=9))
+            assert len(catalog) == 7
+
+
+def test_codes_of_all_spaces_are_verified(path, catalog):
+    catalog.add(images(2))
+    other = catalog.spaces.begin("a" * 64, 9, "other.safetensors")
+    catalog.spaces.add_codes(other.id, with_codes(catalog, {1: [1, 0], 2: [2, 0]}))
+    assert catalog.verify() == ([], True)
+    sql(path, f"UPDATE codes SET code = x'00' WHERE space_id = {other.id} AND image_id = 2")
+    [problem], readable = catalog.verify()
+    assert (problem.count("image 2"), readable) == (1, False)

@@ -113,7 +113,7 @@ def test_what_cannot_work_is_refused_before_torch_is_imported(tmp_path, pictures
         (pictures, ("--backbone", "timm:convnext_atom"), "timm"),
         (pictures, ("--weights", "none.safetensors"), "none.safetensors"),
         (pictures, ("--weights", str(weights)), "--backbone"),
-        (pictures, ("--preprocessing", "means=0.5"), "means=0.5"),
+        (pictures, ("--preprocessing", "means=0.5"), "means"),
         (pictures, ("--bits", "0"), "0"),
         (pictures, ("--checkpoint", "model.safetensors", "--bits", "64"), "--checkpoint"),
         (tmp_path / "empty", (), "images"),

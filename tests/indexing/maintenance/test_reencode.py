@@ -120,6 +120,16 @@ def test_a_space_without_checkpoint_or_with_missing_codes_cannot_be_used(collect
         switch_space(collection, old.id)
 
 
+def test_a_damaged_copy_of_the_checkpoint_is_replaced_by_the_intact_one(collection, checkpoint, other_checkpoint):
+    run(collection, other_checkpoint)
+    copy = collection.folder / "checkpoint.safetensors"
+    copy.write_bytes(copy.read_bytes()[:5000])
+    with closing(Collection(collection.folder)) as again:
+        run(again, checkpoint)
+    with closing(Collection(collection.folder)) as again:
+        assert load_checkpoint(again.checkpoint).header.n_bits == 48
+
+
 def test_changes_during_a_reencoding_are_included(collection, other_checkpoint, checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BATCH", 3)
     writer = Collection(collection.folder)
@@ -191,6 +201,7 @@ def test_images_whose_file_is_gone_or_changed_keep_the_old_codes_in_use(
         assert (again.n_bits, len(again)) == (36, 10)
         assert "2 images have no code, so searches do not find them" in again.verify()
         assert len(again.catalog.spaces.all()) == 1
+    assert json.loads(hashseek("index", "stats", collection.folder, "--json")[1])["without a code"].startswith("2 ")
     assert len(list(collection.folder.glob("*.safetensors"))) == 1
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.checkpoint import load_header, save_checkpoint
+from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.cli.evaluate import data_options
 from hashseek.training.data.datasets import build_splits
 from support.in_process import run_command
+from support.models import PREPROCESSING
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from hashseek.api.cli import main; main()"
 
@@ -85,6 +87,32 @@ def test_a_data_set_is_a_name_a_folder_a_function_or_a_toml_file(toml, shapes, c
     monkeypatch.chdir(tmp_path)
     assert data_options(checkpoint, "shapes") == ("shapes", {}), "a name means the same in every folder"
     assert data_options(checkpoint, "./shapes") == ("folder", {"root": "./shapes"})
+
+
+def test_a_toml_file_of_a_data_set_needs_nothing_else(checkpoint, shapes, tmp_path, capsys):
+    file = tmp_path / "data.toml"
+    file.write_text(f'[data]\nname = "folder"\nroot = "{shapes}"\n')
+    assert data_options(checkpoint, str(file)) == ("folder", {"root": str(shapes)})
+    for content in ("[model]\nn_bits = 8\n", "[data]\nroot = 3\n", "data = 1\n"):
+        file.write_text(content)
+        code, _, error = run_command(capsys, "data", "inspect", file)
+        assert (code, len(error.splitlines())) == (2, 1), error
+
+
+@pytest.mark.parametrize("command", ["evaluate", "probe"])
+def test_a_checkpoint_names_no_function_to_run(tmp_path, capsys, monkeypatch, command):
+    """Whoever made it could choose any function, such as one that starts a program."""
+    made, ran = tmp_path / "given.safetensors", tmp_path / "ran"
+    model = HashModel(backbone="squeezenet1_1", n_bits=8)
+    training = {"data": {"name": "os:mkdir", "path": str(ran)}}
+    save_checkpoint(made, model, PREPROCESSING, label_names=("a", "b"), training=training)
+    code, _, error = run_command(capsys, command, made)
+    assert (code, len(error.splitlines())) == (2, 1)
+    assert "HASHSEEK_PLUGINS=os" in error
+    assert not ran.exists()
+    monkeypatch.setenv("HASHSEEK_PLUGINS", "os")
+    assert run_command(capsys, command, made)[0] == 2  # mkdir returns no splits
+    assert ran.exists()
 
 
 @pytest.mark.parametrize("data", ["missing.toml", "missing"])
