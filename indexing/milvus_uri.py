@@ -7,8 +7,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 from hashseek.retrieval.errors import BadConfig
 
-_SYNTAX = "write milvus://HOST:19530/NAME, optionally with ?index=flat or ivf and &consistency=strong or bounded"
-_OPTIONS = {"index": ("flat", "ivf"), "consistency": ("strong", "bounded")}
+_SYNTAX = (
+    "write milvus://HOST:19530/NAME, optionally with ?index=flat or ivf, &consistency=strong or bounded, and &tls=on"
+)
+_OPTIONS = {"index": ("flat", "ivf"), "consistency": ("strong", "bounded"), "tls": ("on", "off")}
 
 
 @dataclass(frozen=True)
@@ -16,12 +18,13 @@ class MilvusUri:
     """Where a collection is in Milvus.
 
     Args:
-        host: name or IP address of the server.
+        host: name or IPv4 address of the server; pymilvus cannot connect to an IPv6 address.
         port: the port that it listens on.
         name: name of the collection in Milvus.
         index: "flat" compares every code, "ivf" is approximate; None: that of the collection, "flat" for a new one.
         consistency: "strong" reads see everything that was written before; "bounded" ones are faster, and may lack
             what was written in the last seconds.
+        tls: "on" encrypts the connection.
     """
 
     host: str
@@ -29,11 +32,12 @@ class MilvusUri:
     name: str
     index: str | None = None
     consistency: str = "strong"
+    tls: str = "off"
 
     @property
     def server(self) -> str:
         """Host and port."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
         return f"milvus://{self.server}/{self.name}"
@@ -62,6 +66,8 @@ def parse_uri(place: str | Path) -> MilvusUri:
             f"{text!r} is not a Milvus URI: {_SYNTAX}; NAME has letters, digits and underscores; set a user and "
             "password in HASHSEEK_MILVUS_TOKEN as USER:PASSWORD"
         )
+    if ":" in parts.hostname:
+        raise BadConfig(f"{text!r} has an IPv6 address, to which pymilvus cannot connect: use the name of the server")
     for name, value in options.items():
         if value not in _OPTIONS.get(name, ()):
             raise BadConfig(f"{text!r} has an unknown option {name}={value}: {_SYNTAX}")

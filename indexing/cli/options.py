@@ -1,5 +1,6 @@
 """Arguments and options that several subcommands share."""
 
+import re
 from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hashseek.indexing.catalog.filters import FILTER_HELP
+from hashseek.indexing.milvus_uri import is_in_milvus
 from hashseek.retrieval.devices import EncoderOptions, EngineName, PrecisionName
 from hashseek.retrieval.errors import BadConfig
 
@@ -19,7 +21,7 @@ def is_url(path: Path) -> bool:
 
 
 def _no_url(collection: Path) -> Path:
-    if is_url(collection):
+    if re.match(r"[A-Za-z][\w+.-]*:/", str(collection)) and not is_in_milvus(collection):
         raise BadConfig(
             f"the collection must be a folder, or in Milvus, not the URL {collection}: to use a running service, call "
             "its HTTP API, for example with curl or `hashseek.Client`"

@@ -19,8 +19,8 @@ WRITE_SECONDS = 90.0  # a server takes about half a minute to restart
 _PAUSE_SECONDS = 0.5  # before each retry
 _NOT_FOUND = (100, 800)  # collection, database
 # Invalid parameters, authentication, and errors without a code of their own, such as invalid expressions and codes of
-# another length; while a server starts, it returns other ones.
-_PERMANENT = (1100, 1101, 1400, 1401, 65535)
+# another length; while a server starts, it returns other ones. The last one is gRPC's.
+_PERMANENT = (1100, 1101, 1400, 1401, 65535, "PERMISSION_DENIED")
 
 
 class StoreUnavailable(BadCollection):
@@ -54,14 +54,15 @@ class Connection:
         self._errors = (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError)
         try:
             self._client: Any = pymilvus.MilvusClient(
-                uri=f"http://{uri.server}",
-                token=os.environ.get("HASHSEEK_MILVUS_TOKEN", ""),
+                uri=f"{'https' if uri.tls == 'on' else 'http'}://{uri.server}",
+                token=os.environ.get("HASHSEEK_MILVUS_TOKEN", "").strip(),  # a file ends in a line break
                 timeout=CONNECT_SECONDS,
             )
         except self._errors as error:
+            cause = error.__context__ if isinstance(error.__context__, grpc.RpcError) else error
             raise StoreUnavailable(
                 f"there is no Milvus server at {uri.server}, or it refuses HASHSEEK_MILVUS_TOKEN "
-                f"({_message(error)}): start it, or correct the URI"
+                f"({_message(cause)}): start it, or correct the URI or the token"
             ) from None
 
     def close(self) -> None:
@@ -96,7 +97,7 @@ class Connection:
             try:
                 return getattr(self._client, method)(self.uri.name, timeout=left, **arguments)
             except self._errors as error:
-                code, text = getattr(error, "code", None), _message(error)
+                code, text = _code(error), _message(error)
                 if code in _NOT_FOUND:
                     raise BadCollection(
                         f"there is no collection {self.uri}: create it with `hashseek index add` and its URI"
@@ -109,6 +110,12 @@ class Connection:
                 if code in _PERMANENT or isinstance(error, self._invalid):
                     raise BadCollection(f"Milvus refuses {method} on {self.uri}: {text}") from None
             time.sleep(_PAUSE_SECONDS)
+
+
+def _code(error: Any) -> int | str | None:
+    """The number of an error of Milvus, or the name of one of gRPC."""
+    code = getattr(error, "code", None)
+    return code().name if callable(code) else code
 
 
 def _message(error: Any) -> str:

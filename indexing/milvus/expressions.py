@@ -43,7 +43,9 @@ def expression(among: Filter | None) -> str:
 
 
 def _condition(condition: Condition) -> str:
-    return " or ".join(f"({test})" for steps in readings(condition.path) for test in _tests(condition, steps))
+    return " or ".join(
+        f"({test})" for steps in readings(condition.path) if all(steps) for test in _tests(condition, steps)
+    )
 
 
 def _tests(condition: Condition, steps: tuple[str, ...]) -> Iterable[str]:

@@ -1,6 +1,11 @@
 """Collections in Milvus through the commands and the service, and what happens when the server fails."""
 
 import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -23,6 +28,7 @@ from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes
 from support.collections import new_images, random_codes
 from support.commands import wait_until
+from support.milvus_server import free_port
 from support.models import tiny_checkpoint
 from support.pictures import save
 from support.service import add, hits, search, serving
@@ -35,7 +41,8 @@ pytestmark = [pytest.mark.milvus, pytest.mark.xdist_group("milvus")]
     [
         ("milvus://db:1234/shop_1", MilvusUri("db", 1234, "shop_1")),
         ("milvus://db/shop", MilvusUri("db", 19530, "shop")),
-        ("milvus://[::1]:7/a?index=ivf&consistency=bounded", MilvusUri("::1", 7, "a", "ivf", "bounded")),
+        ("milvus://db:7/a?index=ivf&consistency=bounded&tls=on", MilvusUri("db", 7, "a", "ivf", "bounded", "on")),
+        ("milvus://[::1]:7/a", None),
         ("milvus://db", None),
         ("milvus://db/a-b", None),
         ("milvus://db/a/b", None),
@@ -92,6 +99,67 @@ def test_commands_find_the_same_in_milvus_as_in_a_folder(hashseek, milvus_name, 
     first = open_store(Path(milvus_name)).browse(None, limit=1)[0][0].id
     assert hashseek("index", "remove", milvus_name, first)[1] == f"removed 1; {milvus_name} holds 11 images\n"
     assert hashseek("search", milvus_name, picture)[0] == 2  # it keeps no checkpoint
+
+
+def test_what_ray_encoded_is_stored_like_what_one_process_encoded(
+    hashseek, milvus_name, checkpoint, pictures, indexed, tmp_path
+):
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'hashseek[ray]'")
+    options = ("--checkpoint", checkpoint, "--label", "mine", "--engine", "torch", "--device", "cpu")
+    ray = ("--ray", "local", "--ray-workers", "1", "--shards", tmp_path / "shards", "--shard-size", "5")
+    for counts in ("added 12, already stored 0", "added 0, already stored 12"):
+        code, out, error = hashseek("index", "add", milvus_name, pictures, *options, *ray)
+        assert (code, counts in out) == (0, True), (out, error)
+    with (
+        closing(MilvusStore(parse_uri(milvus_name))) as store,
+        closing(Collection(indexed, read_only=True)) as collection,
+    ):
+        expected = {image.sha256: collection.code_of(image.id) for image in collection.browse(None, limit=20)[0]}
+        found = {image.sha256: store.code_of(image.id) for image in store.browse(None, limit=20)[0]}
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[content].code, expected[content].code) for content in found)
+        assert store.label_counts() == {"mine": 12}
+
+
+@pytest.fixture
+def encrypted(milvus_name, tmp_path):
+    """(URI of a collection, certificate of the authority): Caddy with TLS in front of Milvus."""
+    if shutil.which("caddy") is None:
+        pytest.skip("caddy is not installed")
+    uri, port = parse_uri(milvus_name), free_port()
+    (tmp_path / "Caddyfile").write_text(
+        "{\n admin off\n skip_install_trust\n auto_https disable_redirects\n}\n"
+        f"https://localhost:{port} {{\n tls internal\n reverse_proxy h2c://{uri.server}\n}}\n"
+    )
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    command = ("caddy", "run", "--config", tmp_path / "Caddyfile")
+    authority = tmp_path / "caddy" / "pki" / "authorities" / "local" / "root.crt"
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: authority.is_file() and answers(port))
+        yield f"milvus://localhost:{port}/{uri.name}?tls=on", authority
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def answers(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_connection_can_be_encrypted(encrypted, checkpoint, pictures):
+    uri, authority = encrypted
+    command = [sys.executable, "-m", "hashseek", "index", "add", uri, pictures, "--checkpoint", checkpoint]
+    trusting = {**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(authority)}
+    done = subprocess.run([*command, "--device", "cpu"], env=trusting, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout[:8]) == (0, "added 12"), done.stderr
+    for plain, environment in ((uri.removesuffix("?tls=on"), trusting), (uri, os.environ)):  # or an unknown authority
+        words = [plain if word == uri else word for word in command]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.splitlines()[-1].startswith("hashseek: ")
 
 
 def test_an_export_of_a_folder_is_imported(hashseek, milvus_name, checkpoint, other_checkpoint, indexed, tmp_path):

@@ -273,7 +273,15 @@ def test_filters_let_the_same_images_through_in_both_stores(open_new):
         store = open_new(kind, 48)
         store.add(images)
         readers.append(settled(store))
-    extra = ["spelt.n>=6", "spelt.n= 7", f"big>{2**53}", f"big={2**53 + 1}", 'line\nbreak="a\\"b"', 'year<"3"']
+    extra = [
+        "spelt.n>=6",
+        "spelt.n= 7",
+        f"big>{2**53}",
+        f"big={2**53 + 1}",
+        'line\nbreak="a\\"b"',
+        'year<"3"',
+        "year.=1",
+    ]
     letting_something = 0
     for text in [*CONDITIONS, *extra]:
         with suppress(BadConfig):
