@@ -277,7 +277,8 @@ def _refusing_invalid_text() -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError as error:
-        raise BadConfig(f"{error.object[:80]!r} cannot be sent: use text that can be written as UTF-8") from None
+        part = error.object[max(error.start - 40, 0) : error.end + 40]
+        raise BadConfig(f"{part!r} cannot be sent: use text that can be written as UTF-8") from None
 
 
 def _with_signature(method: F, make: Callable[..., _Call[Any]]) -> F:

@@ -202,12 +202,14 @@ def changed(preprocessing: Preprocessing, changes: Mapping[str, Any]) -> Preproc
         return replace(preprocessing, **{name: _CONVERSIONS[name](value) for name, value in changes.items()})
     except (TypeError, ValueError) as error:
         raise BadConfig(
-            f"preprocessing={dict(changes)!r} has a value of the wrong type ({error}): correct it"
+            f"the preprocessing {dict(changes)!r} has a value of the wrong type ({error}): correct it"
         ) from None
 
 
-def _three(value: float | Sequence[float]) -> tuple[float, ...]:
+def _three(value: float | str | Sequence[float]) -> tuple[float, ...]:
     """The number for each channel; a single one is for all three."""
+    if isinstance(value, str):
+        raise ValueError(f"{value!r} is not a number")
     return (float(value),) * 3 if isinstance(value, int | float) else tuple(float(one) for one in value)
 
 

@@ -106,7 +106,7 @@ class Cluster:
             ray.init(self.address, log_to_driver=False, logging_level="error", **options)
             with suppress(ValueError):  # this is not the main thread
                 signal.signal(signal.SIGTERM, handler)  # Ray's would abort
-        except Exception as error:  # Ray raises that class itself, when a node takes too long to start
+        except Exception as error:  # Ray raises a bare one if a node takes too long to start
             raise self._not_connected(error) from None
         found = ray.cluster_resources()
         each = {"CPU": self.cpus, "GPU": self.gpus}

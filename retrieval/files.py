@@ -32,7 +32,7 @@ def write_atomically(path: Path, content: bytes | memoryview, *, within: Path | 
         Path(temporary).replace(path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk
             error.filename = str(path)
         raise
     fsync_folder(path.parent)

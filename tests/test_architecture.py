@@ -70,7 +70,13 @@ def test_help_and_refusals_import_little_and_nothing_heavy(arguments, n_modules)
 
 
 @pytest.mark.parametrize(
-    "module", ["hashseek.api.app", "hashseek.indexing.cli.collection", "hashseek.retrieval.metrics"]
+    "module",
+    [
+        "hashseek.api.app",
+        "hashseek.indexing.cli.collection",
+        "hashseek.indexing.cli.search",
+        "hashseek.retrieval.metrics",
+    ],
 )
 def test_serving_and_searching_load_no_torch(module):
     """It would take two seconds and 500 MB."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +25,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._unanswered: list[RequestResponseCycle] = []  # the request in progress and those sent after it
+        self._unanswered: deque[RequestResponseCycle] = deque()  # the request in progress and those sent after it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close the connection at once if too many are open."""
@@ -50,7 +51,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Called when its headers have arrived."""
         super().on_headers_complete()
-        self._unanswered = [*(one for one in self._unanswered if not one.response_complete), self.cycle]
+        while self._unanswered and self._unanswered[0].response_complete:
+            self._unanswered.popleft()
+        self._unanswered.append(self.cycle)
         self._header_bytes = None
         self._body_end = self.loop.time() + BODY_SECONDS
         self._expect_body()

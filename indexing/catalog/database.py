@@ -3,6 +3,7 @@
 Readers never wait for each other or for a writer. Writers wait for each other, within one process and across processes.
 """
 
+import os
 import shlex
 import sqlite3
 import threading
@@ -217,8 +218,8 @@ class Database:
         try:
             return _Reader(_connect(self.path, "ro"))
         except sqlite3.OperationalError as error:
-            unchanged = self._stamp()
-            if unchanged is None or error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+            unchanged, is_full = self._stamp(), error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR
+            if unchanged is None or (os.access(self.path.parent, os.W_OK) and not is_full):
                 raise
         return _Reader(_connect(self.path, "ro&immutable=1"), unchanged)
 

@@ -129,7 +129,7 @@ def _of_folder(opened: Collection) -> dict[str, Any]:
             found["fit"] = {"method": record["method"], **counts, "backbone": header.backbone}
     own, spaces = opened.catalog.space.id, opened.catalog.spaces.all()
     if without_code := opened.catalog.spaces.n_missing(own):
-        found["without a code"] = f"{without_code} more images, which searches do not find"
+        found["without_code"] = without_code  # searches do not find these
     states = {space.id: "in use" if space.id == own else space.state for space in spaces}
     shown = {str(one.id): f"{one.fingerprint[:12]} ({one.n_bits} bits, {states[one.id]})" for one in spaces}
     with suppress(BadCodes):  # damaged, which searches that need it report

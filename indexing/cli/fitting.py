@@ -48,8 +48,8 @@ def fit_options(bits: int | None, backbone: str | None, weights: str | None, pre
 
 def _change(text: str) -> tuple[str, Any]:
     """The name and the value of "NAME=VALUE"; `changed` checks both."""
-    name, equals, value = text.strip().partition("=")
-    if not equals:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not (name and equals and value):
         raise BadConfig(f"cannot parse {text!r} in --preprocessing: write NAME=VALUE, such as mean=0.5,std=0.5")
     with suppress(ValueError):
         numbers = [float(number) for number in value.split("/")]

@@ -23,8 +23,8 @@ def is_url(path: Path) -> bool:
 def _no_url(collection: Path) -> Path:
     if re.match(r"[A-Za-z][\w+.-]*:/", str(collection)) and not is_in_milvus(collection):
         raise BadConfig(
-            f"the collection must be a folder, or in Milvus, not the URL {collection}: to use a running service, call "
-            "its HTTP API, for example with curl or `hashseek.Client`"
+            f"the collection must be a folder, or in Milvus (milvus://HOST:19530/NAME), not {collection}: to use a "
+            "running service, call its HTTP API, for example with curl or `hashseek.Client`"
         )
     return collection
 

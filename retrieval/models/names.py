@@ -25,9 +25,9 @@ def is_from_outside(name: str) -> bool:
 
 
 def is_trusted(name: str) -> bool:
-    """Whether a checkpoint may have the backbone `name`, "module:function": loading it runs that function.
+    """Whether a checkpoint may name "module:function" as its backbone or data set: using it runs that function.
 
-    It may if this process has built that backbone already, as training does, or if the environment variable
+    It may if this process has built such a backbone already, as training does, or if the environment variable
     HASHSEEK_PLUGINS (module names, separated by commas) has its module.
     """
     return name in built or name.partition(":")[0] in os.environ.get("HASHSEEK_PLUGINS", "").split(",")

@@ -17,6 +17,7 @@ FORK_SERVER = """
 import ctypes, gc, json, os, signal, sys, traceback
 import numpy, uvicorn, hashseek.indexing.cli.collection, hashseek.api.cli.serve, hashseek.api.app
 # What commands import only when they need it:
+import hashseek.indexing.cli.search
 import hashseek.indexing.maintenance.recheck, hashseek.indexing.maintenance.refit
 import hashseek.indexing.maintenance.repair, hashseek.retrieval.metrics, hashseek.retrieval.models.weight_loading
 import hashseek.retrieval.encoder, torchvision.models, scipy.sparse.csgraph

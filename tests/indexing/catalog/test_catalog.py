@@ -1,11 +1,12 @@
 """The catalog keeps what it acknowledged, whatever else is in the file, on the disk, or at work beside it."""
 
 import shutil
+import sqlite3
 import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import reduce
 
@@ -553,3 +554,21 @@ def test_codes_of_all_spaces_are_verified(path, catalog):
     sql(path, f"UPDATE codes SET code = x'00' WHERE space_id = {other.id} AND image_id = 2")
     [problem], readable = catalog.verify()
     assert (problem.count("image 2"), readable) == (1, False)
+
+
+def test_a_reader_that_lacks_file_handles_does_not_ignore_a_writer(path, monkeypatch):
+    """Reading the file as immutable, it would see a torn state when the writer checkpoints."""
+    connect = sqlite3.connect
+    with closing(Catalog(path)), closing(Catalog(path, read_only=True)) as catalog, ExitStack() as stack:
+        stack.enter_context(catalog._db.reading())  # the next one needs a connection of its own
+
+        def without_handles(place, **options):
+            if "immutable" in place:
+                return connect(place, **options)
+            error = sqlite3.OperationalError("unable to open database file")
+            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise error
+
+        monkeypatch.setattr(sqlite3, "connect", without_handles)
+        with pytest.raises(BadCollection):
+            len(catalog)

@@ -60,20 +60,21 @@ def make_centres(kind: str, n_classes: int, n_bits: int, *, seed: int) -> Tensor
     n_possible = 2**n_bits if kind == "bernoulli" else math.comb(n_bits, n_bits // 2) * (1 + n_bits % 2) + n_unbalanced
     if n_possible < n_classes:
         warnings.warn(
-            f"{n_classes} labels share the {n_possible} possible centres of {n_bits} bits, so some cannot be told "
-            "apart: use more bits" + ("" if kind == "bernoulli" else ", or centres = 'bernoulli'"),
+            f"K = {n_bits} has only {n_possible} centres for {n_classes} labels, so that some labels share one and "
+            "cannot be told apart: use more bits" + (", or centres = 'bernoulli'" if n_classes <= 2**n_bits else ""),
             stacklevel=2,
         )
         return best
-    while len(repeated := _repeated(best)):
-        best[repeated] = draw(len(repeated), n_bits, generator)
+    best = _distinct(best)
+    while len(best) < n_classes:  # this many rows find most of the codes where nearly all of them are needed
+        best = _distinct(torch.cat([best, draw(8 * n_classes, n_bits, generator)]))[:n_classes]
     return best
 
 
-def _repeated(rows: Tensor) -> Tensor:
-    """Places of the rows that are equal to an earlier one."""
+def _distinct(rows: Tensor) -> Tensor:
+    """The rows without those that are equal to an earlier one."""
     _, first = np.unique(rows.numpy(), axis=0, return_index=True)
-    return torch.from_numpy(np.setdiff1d(np.arange(len(rows)), first))
+    return rows[np.sort(first)]
 
 
 def random_signs(n: int, *, seed: int) -> Tensor:

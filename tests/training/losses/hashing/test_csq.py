@@ -64,7 +64,14 @@ def test_random_centres_keep_a_distance():
 
 @pytest.mark.parametrize(
     ("kind", "n_classes", "n_bits"),
-    [("balanced", 100, 12), ("bernoulli", 80, 8), ("balanced", 70, 8), ("balanced", 20, 5), ("hadamard", 70, 8)],
+    [
+        ("balanced", 100, 12),
+        ("bernoulli", 80, 8),
+        ("balanced", 70, 8),
+        ("bernoulli", 4096, 12),
+        ("balanced", 20, 5),
+        ("hadamard", 70, 8),
+    ],
 )
 def test_no_two_labels_have_the_same_centre(kind, n_classes, n_bits):
     for seed in range(5):
