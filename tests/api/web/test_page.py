@@ -879,6 +879,7 @@ def test_a_missing_file_shows_a_message(browse, own_site, many):
         expect(page.locator("#storedList")).to_contain_text("File missing")
         assert page.locator("#storedList img").count() == 4
         page.goto(f"{own_site}/?id=1&where=year=2003")
+        expect(page.locator("#hits .frame")).to_contain_text("File missing")  # a click on what is replaced is lost
         page.locator("#hits .frame").click()
         expect(page.locator("#pictureGone")).to_have_text("File missing")
     finally:
