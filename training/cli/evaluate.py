@@ -94,6 +94,10 @@ def evaluate(
             f"{'--calibrate' if url is None else '--url'} needs the whole database, but labels were held out of the "
             f"training of {checkpoints[0]}, so it is evaluated on a part: set --labels all"
         )
+    if calibrate is not None:  # before the data are read, which may take minutes
+        from hashseek.training.evaluation.evaluate import check_calibrates
+
+        check_calibrates(calibrate, checkpoints[0])
     ns = parse_ns(n) if n else None
 
     name, options = data_options(checkpoints[0], data)
@@ -103,10 +107,6 @@ def evaluate(
     from hashseek.training.evaluation.assembly import DEFAULT_NS, EvaluationOptions
     from hashseek.training.runs.environment import command_line
 
-    if calibrate is not None:
-        from hashseek.training.evaluation.evaluate import check_calibrates
-
-        check_calibrates(calibrate, checkpoints[0])
     how = EvaluationOptions(
         data_name=data or str(options.get("root", name) if name in ("folder", "pictures") else name),
         data_set=name,

@@ -30,7 +30,7 @@ def make_centres(kind: str, n_classes: int, n_bits: int, *, seed: int) -> Tensor
     to be a power of 2, and beyond 2 K labels it continues with balanced rows. The rows of `balanced` have as many -1
     as 1, the bits of `bernoulli` are independent; of 20 random sets the one whose closest rows are farthest apart is
     kept, and rows that occur in it twice are drawn again. `auto` is `hadamard` where K is a power of 2 and `balanced`
-    elsewhere. If K bits have too few such rows, labels share a centre, which a warning says.
+    elsewhere. If K bits have too few such rows, some labels share a centre, and a warning says so.
 
     Raises:
         BadConfig: `hadamard` for another K.
