@@ -1,4 +1,4 @@
-"""Assembles the HTTP service: routes, error handlers, the limit on uploads. Called by `hashseek serve` and by tests."""
+"""Assembles the HTTP service from its middleware, error handlers and routes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -68,10 +68,13 @@ def create_app(settings: Settings) -> FastAPI:
             expose_headers=["Retry-After", ID_HEADER],
         )
     app.add_middleware(metrics.Observed)
+    _include_routes(app, settings, several=collections.several)
+    return app
 
+
+def _include_routes(app: FastAPI, settings: Settings, *, several: bool) -> None:
     # RequestLimits checks the keys. This only gives /docs a field for the key.
     keys = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
-    several = collections.several
     prefix, named = ("/collections/{collection}", [Depends(name_collection)]) if several else ("", [])
     # Images come first: /v1/images/{id}/similar, of the searches, would take /v1/images/by-key/similar.
     image_routers = (images.router, images.batch_router, duplicates.router)
@@ -89,4 +92,3 @@ def create_app(settings: Settings) -> FastAPI:
     if several:
         app.include_router(web.router, prefix=prefix)
     app.mount("/web", StaticFiles(directory=web.FOLDER), name="web")
-    return app

@@ -2,9 +2,10 @@
 
 import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -152,29 +153,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        errors = error.errors()
-        unknown = [one for one in errors if one["type"] == "extra_forbidden"]
-        first = (unknown or errors)[0]  # a misspelt name is also why another one is missing
-        name = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        if first["type"] == "missing":
-            detail = f"the parameter {name!r} is missing"
-        elif first["type"] == "extra_forbidden":
-            where = "query string" if first["loc"][0] == "query" else "request body"
-            missing = [str(one["loc"][-1]) for one in errors if one["type"] == "missing"]
-            also = f", which has no {missing[0]}" if missing else ""
-            detail = (
-                f"unknown parameter {name[:40]!r} in the {where}{also}: nothing was done; /docs lists the parameters"
-            )
-        elif first["type"] == "json_invalid" and isinstance(first["loc"][-1], int):  # a place in the body, not a field
-            detail = f"the request body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
-        elif first["type"] == "json_invalid":
-            detail = f"{name} is not valid JSON: {first['ctx']['error']}"
-        else:
-            message = str(first["ctx"]["error"] if first["type"] == "value_error" else first["msg"])
-            detail = f"{name}: {message[0].lower()}{message[1:]}"
-        kind = request.headers.get("content-type", "")
-        if first["loc"][0] == "body" and not kind.startswith(("application/json", "multipart/form-data")):
-            detail += f"; the Content-Type is {kind[:40]!r}: forms need multipart/form-data, JSON application/json"
+        detail = _explain(error.errors(), request.headers.get("content-type", ""))
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="urn:hashseek:BadRequest")
 
     @app.exception_handler(HTTPException)
@@ -194,6 +173,30 @@ def install(app: FastAPI) -> None:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         detail = "internal error: see the service's log"
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+
+
+def _explain(errors: Sequence[Any], content_type: str) -> str:
+    """What is wrong with a request, from the errors of its validation, as a sentence about one of them."""
+    unknown = [one for one in errors if one["type"] == "extra_forbidden"]
+    first = (unknown or errors)[0]  # a misspelt name is also why another one is missing
+    name = ".".join(str(part) for part in first["loc"][1:]) or "body"
+    if first["type"] == "missing":
+        detail = f"the parameter {name!r} is missing"
+    elif first["type"] == "extra_forbidden":
+        where = "query string" if first["loc"][0] == "query" else "request body"
+        missing = [str(one["loc"][-1]) for one in errors if one["type"] == "missing"]
+        also = f", which has no {missing[0]}" if missing else ""
+        detail = f"unknown parameter {name[:40]!r} in the {where}{also}: nothing was done; /docs lists the parameters"
+    elif first["type"] == "json_invalid" and isinstance(first["loc"][-1], int):  # a place in the body, not a field
+        detail = f"the request body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+    elif first["type"] == "json_invalid":
+        detail = f"{name} is not valid JSON: {first['ctx']['error']}"
+    else:
+        message = str(first["ctx"]["error"] if first["type"] == "value_error" else first["msg"])
+        detail = f"{name}: {message[0].lower()}{message[1:]}"
+    if first["loc"][0] == "body" and not content_type.startswith(("application/json", "multipart/form-data")):
+        detail += f"; the Content-Type is {content_type[:40]!r}: forms need multipart/form-data, JSON application/json"
+    return detail
 
 
 def _without_folder(folder: Path, detail: str) -> str:
