@@ -160,7 +160,7 @@ class _Calls:
 
     @staticmethod
     def similar(image_id: int, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
-        """The stored images most similar to a stored one, which is among them if it passes the filters."""
+        """The stored images most similar to a stored one, which is among them if it matches the filters."""
         return _Call("GET", f"{_path_of_id(image_id)}/similar", _model(SearchAnswer), {"params": _fields(options)})
 
     @staticmethod
@@ -221,12 +221,12 @@ class _Calls:
 
     @staticmethod
     def delete_where(expected: int, **filters: Unpack[Filters]) -> _Call[Removed]:
-        """Delete the images that pass the filters, if their number is the expected one."""
+        """Delete the images that match the filters, if their number is the expected one."""
         return _Call("DELETE", "/v1/images", _model(Removed), {"params": {"expected": expected, **_fields(filters)}})
 
     @staticmethod
     def page(*, after: int = 0, limit: int = _PAGE, **filters: Unpack[Filters]) -> _Call[ImagePage]:
-        """Some of the stored images that pass the filters, by ascending id."""
+        """Some of the stored images that match the filters, by ascending id."""
         params = {"after": after, "limit": limit, **_fields(filters)}
         return _Call("GET", "/v1/images", _model(ImagePage), {"params": params})
 
@@ -443,7 +443,7 @@ class Client(_Connection[httpx.Client]):
             yield from results
 
     def images(self, **filters: Unpack[Filters]) -> Iterator[ImageRecord]:
-        """All stored images that pass the filters, by ascending id; requested as they are needed."""
+        """All stored images that match the filters, by ascending id; requested as they are needed."""
         after: int | None = 0
         while after is not None:
             page = self.page(after=after, **filters)
@@ -514,7 +514,7 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
                 yield result
 
     async def images(self, **filters: Unpack[Filters]) -> AsyncIterator[ImageRecord]:
-        """All stored images that pass the filters, by ascending id; requested as they are needed."""
+        """All stored images that match the filters, by ascending id; requested as they are needed."""
         after: int | None = 0
         while after is not None:
             page = await self.page(after=after, **filters)

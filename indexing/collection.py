@@ -239,7 +239,7 @@ class Collection:
     def browse(
         self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int
     ) -> tuple[list[StoredImage], int]:
-        """At most `limit` records with ids above `after`, skipping the first `offset`, and how many pass the filter."""
+        """At most `limit` records with ids above `after`, after the first `offset`, and how many match the filter."""
         if among is None:
             n_images = self._counted("images", lambda: {"all": len(self.catalog)})["all"]  # also those without a code
             return self.catalog.page(after=after, offset=offset, limit=limit), n_images

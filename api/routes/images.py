@@ -91,7 +91,7 @@ batch_router = APIRouter(prefix="/v1", tags=["images"])
 
 @router.get("", openapi_extra=documented_query(PageParameters))
 def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, query_of(PageParameters)]) -> ImagePage:
-    """Stored images that pass the filters, by ascending id."""
+    """Stored images that match the filters, by ascending id."""
     limit = parameters.limit
     found, total = searcher.collection.browse(
         parameters.among(), after=parameters.after, offset=parameters.offset, limit=limit + 1
@@ -104,7 +104,7 @@ def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, que
 def delete_images(
     searcher: SearcherDep, parameters: Annotated[DeleteParameters, query_of(DeleteParameters)]
 ) -> Removed:
-    """Delete all images that pass the filters, if their number is the expected one. At least one filter is needed.
+    """Delete all images that match the filters, if their number is the expected one. At least one filter is needed.
 
     `GET /v1/images` with the same filters returns it as `total`. Files outside the collection's folder are kept.
     """
@@ -114,7 +114,7 @@ def delete_images(
     ids = searcher.collection.ids_where(among).tolist()
     if len(ids) != parameters.expected:
         raise UnexpectedNumber(
-            f"nothing was deleted: the number of images that pass the filters is {len(ids):,}, "
+            f"nothing was deleted: the number of images that match the filters is {len(ids):,}, "
             f"not {parameters.expected:,}"
         )
     searcher.collection.remove(ids, missing_ok=True)

@@ -110,7 +110,7 @@ export async function search(signal, least) {
   showCounts();
 }
 
-// A stored query that passes the filters is counted at distance 0, but is not a result.
+// A stored query that matches the filters is counted at distance 0, but is not a result.
 function leaveOutQuery() {
   if (isLeftOut || !histogram.length) return;
   isLeftOut = true;

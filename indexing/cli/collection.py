@@ -47,10 +47,10 @@ def remove(
     added_after: AddedAfter = None,
     added_before: AddedBefore = None,
     expected: Annotated[
-        int | None, typer.Option(help="With a filter: the number of images that pass it; otherwise none is removed.")
+        int | None, typer.Option(help="With a filter: the number of images that match it; otherwise none is removed.")
     ] = None,
 ) -> None:
-    """Remove images from a collection: those with these ids and keys, or all that pass the filters.
+    """Remove images from a collection: those with these ids and keys, or all that match the filters.
 
     All of them are removed, or none if one does not exist.
     """
@@ -74,7 +74,7 @@ def remove(
             if len(named) != expected:
                 remedy = f"; to remove them, add --expected {len(named)}" if named else ""
                 raise BadConfig(
-                    f"nothing was removed: the number of images that pass the filters is {len(named)}{remedy}"
+                    f"nothing was removed: the number of images that match the filters is {len(named)}{remedy}"
                 )
         opened.remove(named, missing_ok=among is not None)  # another process may just have removed one
         opened.save_index()
