@@ -457,7 +457,7 @@ def _create(folder: Path, checkpoint: Path | None, *, keep_features: bool) -> No
     """Create an empty collection; if another process was faster, its collection is kept."""
     if checkpoint is None:
         raise BadCollection(
-            f"there is no collection in {folder} yet: give the checkpoint to create it with (--checkpoint), or create "
+            f"there is no collection in {folder} yet: pass the checkpoint to create it with (--checkpoint), or create "
             "it from images alone with `hashseek index add` or hashseek.create_collection"
         )
     header = load_header(checkpoint)

@@ -48,6 +48,7 @@ from hashseek.api.routes.dependencies import (
 )
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
+from hashseek.indexing.printing import counted
 from hashseek.indexing.remote import MAX_BYTES, is_remote
 from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.uris import is_there, open_uri
@@ -114,8 +115,7 @@ def delete_images(
     ids = searcher.collection.ids_where(among).tolist()
     if len(ids) != parameters.expected:
         raise UnexpectedNumber(
-            f"nothing was deleted: the number of images that match the filters is {len(ids):,}, "
-            f"not {parameters.expected:,}"
+            f"nothing was deleted: the filters match {counted(len(ids), 'image')}, not {parameters.expected:,}"
         )
     searcher.collection.remove(ids, missing_ok=True)
     return Removed(removed=len(ids))
@@ -197,7 +197,7 @@ def _file(
     except (BadImage, OSError) as error:
         if is_remote(uri):
             log.warning("image %d: %s", image_id, error)
-            raise FileNotSent(f"image {image_id} was indexed by URL, which cannot be read now") from None
+            raise FileNotSent(f"image {image_id} was indexed by URL, which cannot be read at the moment") from None
         tar = stored_in(Path(uri))  # of a member of a tar; otherwise the file itself
         reason = str(error).replace(uri, shown).replace(str(tar), tar.name)
         raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {reason}") from None
@@ -217,7 +217,7 @@ def _chunks(opened: BinaryIO) -> Iterator[bytes]:
 def _check_signature(image_id: int, data: bytes) -> None:
     """Raise `FileGone` unless `data` begins like an image."""
     if _SIGNATURES.match(data) is None:
-        raise FileGone(f"image {image_id} is stored, but the file in its place is not an image")
+        raise FileGone(f"image {image_id} is stored, but its file is no longer an image")
 
 
 @router.post(
@@ -259,7 +259,7 @@ def add_images(
     n_images, n_details = len(form.image), len(form.details)
     if n_details not in (0, n_images):
         raise BadConfig(
-            f"the number of images is {n_images}, that of details {n_details}: send details for every image or for none"
+            f"got {counted(n_images, 'image')} but details of {n_details}: send details of every image or of none"
         )
 
     def lines() -> Iterator[bytes]:

@@ -105,7 +105,7 @@ def search(
     queries = {"an image": image, "--vector": vector, "--id": stored_id, "--of-key": stored_key}
     given = [name for name, value in queries.items() if value is not None]
     if len(given) != 1:
-        raise BadConfig(f"give exactly one query, not {' and '.join(given) or 'none'}: {', '.join(queries)}")
+        raise BadConfig(f"pass exactly one query, not {' and '.join(given) or 'none'}: {', '.join(queries)}")
     if image is None:
         refuse(given[0], ENCODING, given_options(context))
     with closing(open_store(collection, checkpoint=checkpoint, read_only=True)) as opened:

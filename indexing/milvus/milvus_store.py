@@ -129,7 +129,7 @@ class MilvusStore:
     def checkpoint(self) -> Path:
         """The file that was given when the collection was opened."""
         if self._checkpoint is None:
-            raise BadConfig(f"{self.uri} keeps no checkpoint: give the file it was created with (--checkpoint)")
+            raise BadConfig(f"{self.uri} keeps no checkpoint: pass the file it was created with (--checkpoint)")
         return self._checkpoint
 
     @property
