@@ -4,7 +4,7 @@
         for hit in client.search("query.jpg", k=5).hits:
             print(hit.distance, hit.path)
 
-A request that is answered with 429, 502, 503 or 504, or whose connection breaks, is sent again; the service makes
+A request that gets 429, 502, 503 or 504, or whose connection breaks, is sent again; the service makes
 each change only once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
 """
 
@@ -62,7 +62,7 @@ class ServiceError(HashseekError):
     """The service refused a request, or did not answer.
 
     Attributes:
-        status: the HTTP status; None if there was no answer.
+        status: the HTTP status; None if there was no response.
         kind: the class of the error, such as UnknownImage; empty if unknown.
     """
 
@@ -387,8 +387,8 @@ class Client(_Connection[httpx.Client]):
         url: the URL of the service.
         collection: the name of the collection, if the service has several.
         api_key: needed if the service requires keys; default: the environment variable HASHSEEK_API_KEY.
-        timeout: seconds to wait for an answer.
-        retries: how often a request is repeated while it is answered with 429, 502, 503 or 504, if the connection
+        timeout: seconds to wait for a response.
+        retries: how often a request is repeated while it gets 429, 502, 503 or 504, if the connection
             breaks, or if a service that has answered before cannot be reached, since it may be restarting. A change has
             an Idempotency-Key, so it is made only once.
         http: the client to use instead of a new `httpx.Client`; for example one with your own certificates.

@@ -253,8 +253,8 @@ def add_images(
 ) -> StreamingResponse:
     """Store several images, each as `POST /v1/images` does. If one cannot be stored, the others still are.
 
-    The answer has a line of JSON for each image, in order, as soon as it is stored: the same as `POST /v1/images`
-    answers, or the problem.
+    The response has a line of JSON for each image, in order, as soon as it is stored: the response of
+    `POST /v1/images`, or the problem.
     """
     n_images, n_details = len(form.image), len(form.details)
     if n_details not in (0, n_images):
