@@ -9,7 +9,7 @@ import { api, imagePath, inFolder, mayChange, noun, ofVectors, stats, titled } f
 
 const PAGE = 48; // hits asked for at a time, unless the service lists fewer
 const CHIPS = 5; // labels on a hit before "+n"; the dialog has them all
-const RANKINGS = { hamming: "Hamming distance", asymmetric: "asymmetric distance", float: "cosine of features" };
+const RANKINGS = { hamming: "Hamming distance", asymmetric: "asymmetric score", float: "cosine of features" };
 
 export let query = null; // {id, upload, urls, labels}
 export let hits = []; // what the grid shows
