@@ -49,7 +49,7 @@ def create_app(settings: Settings) -> FastAPI:
             "4XX": {"description": "An error, as problem JSON.", "content": problem},
             "5XX": {"description": "An error, as problem JSON.", "content": problem},
             "400": {
-                "description": "The request cannot be parsed; a plain-text answer if even its first line cannot.",
+                "description": "The request cannot be parsed; plain text if even its first line cannot.",
                 "content": {**problem, "text/plain": {}},
             },
         },

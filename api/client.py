@@ -4,7 +4,7 @@
         for hit in client.search("query.jpg", k=5).hits:
             print(hit.distance, hit.path)
 
-A request that is answered with 429, 502, 503 or 504, or whose connection breaks, is sent again; the service makes
+A request that gets 429, 502, 503 or 504, or whose connection breaks, is sent again; the service makes
 each change only once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
 """
 
@@ -62,7 +62,7 @@ class ServiceError(HashseekError):
     """The service refused a request, or did not answer.
 
     Attributes:
-        status: the HTTP status; None if there was no answer.
+        status: the HTTP status; None if there was no response.
         kind: the class of the error, such as UnknownImage; empty if unknown.
     """
 
@@ -160,7 +160,7 @@ class _Calls:
 
     @staticmethod
     def similar(image_id: int, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
-        """The stored images most similar to a stored one, which is among them if it passes the filters."""
+        """The stored images most similar to a stored one, which is among them if it matches the filters."""
         return _Call("GET", f"{_path_of_id(image_id)}/similar", _model(SearchAnswer), {"params": _fields(options)})
 
     @staticmethod
@@ -221,12 +221,12 @@ class _Calls:
 
     @staticmethod
     def delete_where(expected: int, **filters: Unpack[Filters]) -> _Call[Removed]:
-        """Delete the images that pass the filters, if their number is the expected one."""
+        """Delete the images that match the filters, if their number is the expected one."""
         return _Call("DELETE", "/v1/images", _model(Removed), {"params": {"expected": expected, **_fields(filters)}})
 
     @staticmethod
     def page(*, after: int = 0, limit: int = _PAGE, **filters: Unpack[Filters]) -> _Call[ImagePage]:
-        """Some of the stored images that pass the filters, by ascending id."""
+        """Some of the stored images that match the filters, by ascending id."""
         params = {"after": after, "limit": limit, **_fields(filters)}
         return _Call("GET", "/v1/images", _model(ImagePage), {"params": params})
 
@@ -387,8 +387,8 @@ class Client(_Connection[httpx.Client]):
         url: the URL of the service.
         collection: the name of the collection, if the service has several.
         api_key: needed if the service requires keys; default: the environment variable HASHSEEK_API_KEY.
-        timeout: seconds to wait for an answer.
-        retries: how often a request is repeated while it is answered with 429, 502, 503 or 504, if the connection
+        timeout: seconds to wait for a response.
+        retries: how often a request is repeated while it gets 429, 502, 503 or 504, if the connection
             breaks, or if a service that has answered before cannot be reached, since it may be restarting. A change has
             an Idempotency-Key, so it is made only once.
         http: the client to use instead of a new `httpx.Client`; for example one with your own certificates.
@@ -443,7 +443,7 @@ class Client(_Connection[httpx.Client]):
             yield from results
 
     def images(self, **filters: Unpack[Filters]) -> Iterator[ImageRecord]:
-        """All stored images that pass the filters, by ascending id; requested as they are needed."""
+        """All stored images that match the filters, by ascending id; requested as they are needed."""
         after: int | None = 0
         while after is not None:
             page = self.page(after=after, **filters)
@@ -514,7 +514,7 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
                 yield result
 
     async def images(self, **filters: Unpack[Filters]) -> AsyncIterator[ImageRecord]:
-        """All stored images that pass the filters, by ascending id; requested as they are needed."""
+        """All stored images that match the filters, by ascending id; requested as they are needed."""
         after: int | None = 0
         while after is not None:
             page = await self.page(after=after, **filters)

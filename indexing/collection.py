@@ -239,7 +239,7 @@ class Collection:
     def browse(
         self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int
     ) -> tuple[list[StoredImage], int]:
-        """At most `limit` records with ids above `after`, skipping the first `offset`, and how many pass the filter."""
+        """At most `limit` records with ids above `after`, after the first `offset`, and how many match the filter."""
         if among is None:
             n_images = self._counted("images", lambda: {"all": len(self.catalog)})["all"]  # also those without a code
             return self.catalog.page(after=after, offset=offset, limit=limit), n_images
@@ -457,7 +457,7 @@ def _create(folder: Path, checkpoint: Path | None, *, keep_features: bool) -> No
     """Create an empty collection; if another process was faster, its collection is kept."""
     if checkpoint is None:
         raise BadCollection(
-            f"there is no collection in {folder} yet: give the checkpoint to create it with (--checkpoint), or create "
+            f"there is no collection in {folder} yet: pass the checkpoint to create it with (--checkpoint), or create "
             "it from images alone with `hashseek index add` or hashseek.create_collection"
         )
     header = load_header(checkpoint)

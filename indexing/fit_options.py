@@ -145,7 +145,7 @@ def find_network(options: FitOptions) -> FeatureNetwork:
     if own is not None and own.backbone != backbone:
         raise BadCheckpoint(f"{file} is a checkpoint of {own.backbone}, not of {backbone}: leave out the backbone")
     if weights == "default" and ":" in backbone and not backbone.startswith("timm:"):
-        raise BadCheckpoint(f"there are no pretrained weights for {backbone}: give a weights file (--weights FILE)")
+        raise BadCheckpoint(f"there are no pretrained weights for {backbone}: pass a weights file (--weights FILE)")
     changed(_EXAMPLE, options.preprocessing)
     if weights == "default" and backbone in FILES:
         file = cached(FILES[backbone])

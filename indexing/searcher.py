@@ -49,7 +49,7 @@ class SearchOptions:
         max_distance: the largest Hamming distance of a hit, in bits.
         min_precision: instead of `max_distance`: the largest distance within which this share of the images is expected
             to be relevant. The collection needs a calibration, see `hashseek.indexing.calibration`.
-        among: only images that pass this filter are ranked.
+        among: only images that match this filter are ranked.
         effort: how thoroughly an approximate index searches, see `HammingIndex.search`; not accepted by an exact one.
         rank: the order of the hits. "hamming": by Hamming distance. "asymmetric": by the query's real outputs, compared
             with the stored bits. "float": by the cosine of the features, which the collection has to keep. None:
@@ -58,7 +58,7 @@ class SearchOptions:
             others at the distance of the last. If these are all images, the order is exact. The next `oversample` x k
             follow them, so that the pages of a search with the same k neither overlap nor leave anything out.
         offset: the number of best hits to skip.
-        histogram: also count the images that pass the filter at each Hamming distance.
+        histogram: also count the images that match the filter at each Hamming distance.
 
     Raises:
         BadConfig: a value is outside its limits, or both `max_distance` and `min_precision` are given.
@@ -132,7 +132,7 @@ class Answer:
         rank: how the hits are ordered.
         is_exact: no better hit was missed, neither by an approximate index nor because `oversample` is too low.
         is_full: k images were found, so there may be more behind them.
-        histogram: (K + 1,) images that pass the filter at each Hamming distance; None unless asked for.
+        histogram: (K + 1,) images that match the filter at each Hamming distance; None unless asked for.
     """
 
     hits: tuple[Hit, ...]
@@ -315,7 +315,7 @@ class Searcher:
         return [_with_stored_code(query, known) for query, known in zip(queries, stored, strict=True)]
 
     def similar(self, image_id: int, options: SearchOptions) -> Answer:
-        """The hits of a stored image, including itself if it passes the filter.
+        """The hits of a stored image, including itself if it matches the filter.
 
         Raises:
             BadConfig: see `search`; or `rank` is "asymmetric", which needs outputs.

@@ -181,7 +181,7 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
     if all_alike(features):
         raise BadDataset(
             f"all {len(vectors):,} vectors have the same direction, and fitting a hash layer needs different ones: add "
-            "others, or give a checkpoint (--checkpoint)"
+            "others, or pass a checkpoint (--checkpoint)"
         )
 
     from hashseek.retrieval.models.hash_model import HashModel

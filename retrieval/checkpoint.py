@@ -71,7 +71,7 @@ class Header:
         """
         if self.preprocessing is None:
             raise BadCheckpoint(
-                f"this checkpoint encodes vectors of {widths_of(self.backbone)[0]} numbers, not images: give it "
+                f"this checkpoint encodes vectors of {widths_of(self.backbone)[0]} numbers, not images: pass "
                 "vectors (`hashseek index add --vectors`, `hashseek search --vector`, `hashseek evaluate` with its own "
                 "data set), or use a checkpoint and a collection for images"
             )
@@ -311,7 +311,7 @@ def _as_json(preprocessing: Preprocessing | None) -> dict[str, Any] | None:
 def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], Weights]:
     if path.is_dir():
         example = next(path.glob("*.safetensors"), path / "best.safetensors")
-        raise BadCheckpoint(f"{path} is a folder: give a checkpoint in it, such as {example}")
+        raise BadCheckpoint(f"{path} is a folder: pass a checkpoint in it, such as {example}")
     if not path.is_file():
         raise BadCheckpoint(
             f"there is no checkpoint {path}: correct the path, or train one with `hashseek train`; if a collection has "

@@ -5,7 +5,7 @@ checkpoint, training to start a hash layer, evaluation as a baseline.
 
 random        a random rotation, the locality-sensitive hashing of Charikar (STOC 2002)
 pca           the principal directions
-itq           these, rotated for the least quantization error: Gong and Lazebnik, "Iterative Quantization" (CVPR 2011)
+itq           these, rotated for the least quantisation error: Gong and Lazebnik, "Iterative Quantization" (CVPR 2011)
 weighted_itq  the principal directions, each times the fourth root of the deviation along it, rotated in the same way
 itq_cca       the directions that correlate most with labels, rotated in the same way (section 4 there): needs labels
 

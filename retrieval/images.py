@@ -108,7 +108,7 @@ class Preprocessing:
 
     @property
     def shorter_side(self) -> int:
-        """Smallest shorter side of a picture, in pixels, from which the input is cut without enlarging it."""
+        """The smallest shorter side, in pixels, of a picture that need not be enlarged."""
         return round(self.size / self.crop_fraction)
 
     def as_dict(self) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def refuse(
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise BadDataset(
         f"{source} has {len(problems)} problem{'s' if len(problems) > 1 else ''}: {shown}{more} "
-        f"(fix them, or go on without such lines and images with {skip})"
+        f"(fix them, or leave out such lines and images with {skip})"
     )
 
 
@@ -249,7 +249,7 @@ def _csv_rows(lines: Iterator[str], source: Path, one_of: Sequence[str]) -> Iter
         row = dict(zip(names, fields, strict=False))
         row.pop("", None)  # pandas writes its index without a name
         if fields and len(fields) != len(names):
-            reason = f"its number of fields is {len(fields)}, but the first line names {len(names)} columns"
+            reason = f"it has {len(fields)} fields, but the first line names {len(names)} columns"
             if len(fields) > len(names):
                 reason += " (use semicolons between labels)"
         elif {"\n", "\r"} & set(row.get("labels", "")):  # other columns may have several lines

@@ -184,7 +184,7 @@ class RequestLimits:
     def _too_many(self) -> Response | None:
         if self._in_progress < self.max_changing:
             return None
-        detail = f"the service is already processing {self.max_changing} uploads and changes: try again in a second"
+        detail = f"{self.max_changing} uploads, searches and changes are already in progress: try again in a second"
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="urn:hashseek:Overloaded")
 
 

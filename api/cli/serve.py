@@ -37,7 +37,7 @@ def serve(
 ) -> None:
     """Serve a collection over HTTP, with a search page at / and the API documentation at /docs.
 
-    If the folder has collections in its sub-folders, each is served at /collections/NAME.
+    If the folder has collections in its subfolders, each is served at /collections/NAME.
 
     Each setting can also be given as an environment variable, or by its name in a TOML file. Options take precedence
     over variables, and variables over the file.

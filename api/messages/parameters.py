@@ -152,7 +152,7 @@ class SearchParameters(FilterParameters):
     include: list[Literal["histogram"]] = Field(
         default=[],
         max_length=1,
-        description="histogram: the number of images that pass the filters at each Hamming distance from 0 to n_bits, "
+        description="histogram: the number of images that match the filters at each Hamming distance from 0 to n_bits, "
         "regardless of max_distance.",
     )
 
@@ -343,7 +343,7 @@ class DeleteParameters(FilterParameters):
     """Which images to delete."""
 
     expected: int = Field(
-        ge=1, description="Number of images that pass the filters. If it differs: 409, none deleted.", examples=[12]
+        ge=1, description="Number of images that match the filters. If it differs: 409, none deleted.", examples=[12]
     )
 
 

@@ -47,7 +47,7 @@ def body_of(model: type[BaseModel], json_body: type[BaseModel] | None = None) ->
                 filled_in = [(name, value) for name, value in form.multi_items() if value != "" or name not in single]
                 yield _validated(model, filled_in, "body")
         except ClientDisconnect:  # nobody reads the answer, but it is counted
-            raise HTTPException(HTTPStatus.BAD_REQUEST, "the client left before its request had arrived") from None
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "the client disconnected before its request arrived") from None
 
     return Depends(read)
 
@@ -68,7 +68,7 @@ def _validated(model: type[M], pairs: list[tuple[str, Any]], place: Literal["que
             given.setdefault(name, []).append(value)
         elif name in given:
             raise BadConfig(
-                f"{name[:40]!r} is given more than once: nothing was done; this request accepts it once at most"
+                f"{name[:40]!r} is given more than once: nothing was done; this request accepts it at most once"
             )
         else:
             given[name] = value

@@ -113,7 +113,7 @@ class Removed(BaseModel):
 
 
 class ImagePage(BaseModel):
-    """Some of the stored images that pass the filters, `total` in all; `next` is the `after` of the next page."""
+    """Some of the stored images that match the filters, `total` in all; `next` is the `after` of the next page."""
 
     images: list[ImageRecord]
     total: int

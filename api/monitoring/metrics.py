@@ -16,7 +16,7 @@ access = logging.getLogger("hashseek.access")
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 REQUESTS = Counter("hashseek_requests", "Requests answered.", ("method", "route", "status"))
 LATENCY = Histogram(
-    "hashseek_request_seconds", "From a request's headers to the full answer.", ("route",), buckets=_SECONDS
+    "hashseek_request_seconds", "From a request's headers to the end of the response.", ("route",), buckets=_SECONDS
 )
 STAGES = Histogram(
     "hashseek_stage_seconds",
@@ -25,7 +25,7 @@ STAGES = Histogram(
     buckets=(0.0001, 0.0002, 0.0005, *_SECONDS),
 )
 BATCH = Histogram("hashseek_batch_images", "Images encoded together.", buckets=(1, 2, 4, 8, 16, 32, 64))
-ERRORS = Counter("hashseek_errors", "Answers with problem JSON, by type.", ("type",))
+ERRORS = Counter("hashseek_errors", "Responses with problem JSON, by type.", ("type",))
 IN_PROGRESS = Gauge("hashseek_requests_in_progress", "Requests in progress.")
 QUEUE = Gauge("hashseek_queue_length", "Images waiting for memory or a processor core.")
 INDEX_SIZE = Gauge("hashseek_index_images", "Images in the index.")

@@ -28,7 +28,7 @@ class SearchKeywords(TypedDict, total=False):
 
     k: number of results, default 10. max_distance: the largest Hamming distance of a result, in bits.
     min_precision: instead, the largest distance within which this share of the images is expected to be relevant; the
-    collection needs a calibration. among: rank only images that pass this filter, see `make_filter`.
+    collection needs a calibration. among: rank only images that match this filter, see `make_filter`.
     effort: for approximate indexes, how thoroughly to search. rank: how hits are ordered, "hamming", "asymmetric" or
     "float"; default "asymmetric" for an image, "hamming" for a stored one. oversample: "asymmetric" and "float" reorder
     the `oversample` x k nearest images by Hamming distance, default 10.

@@ -48,6 +48,7 @@ from hashseek.api.routes.dependencies import (
 )
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
+from hashseek.indexing.printing import counted
 from hashseek.indexing.remote import MAX_BYTES, is_remote
 from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.uris import is_there, open_uri
@@ -91,7 +92,7 @@ batch_router = APIRouter(prefix="/v1", tags=["images"])
 
 @router.get("", openapi_extra=documented_query(PageParameters))
 def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, query_of(PageParameters)]) -> ImagePage:
-    """Stored images that pass the filters, by ascending id."""
+    """Stored images that match the filters, by ascending id."""
     limit = parameters.limit
     found, total = searcher.collection.browse(
         parameters.among(), after=parameters.after, offset=parameters.offset, limit=limit + 1
@@ -104,7 +105,7 @@ def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, que
 def delete_images(
     searcher: SearcherDep, parameters: Annotated[DeleteParameters, query_of(DeleteParameters)]
 ) -> Removed:
-    """Delete all images that pass the filters, if their number is the expected one. At least one filter is needed.
+    """Delete all images that match the filters, if their number is the expected one. At least one filter is needed.
 
     `GET /v1/images` with the same filters returns it as `total`. Files outside the collection's folder are kept.
     """
@@ -114,8 +115,7 @@ def delete_images(
     ids = searcher.collection.ids_where(among).tolist()
     if len(ids) != parameters.expected:
         raise UnexpectedNumber(
-            f"nothing was deleted: the number of images that pass the filters is {len(ids):,}, "
-            f"not {parameters.expected:,}"
+            f"nothing was deleted: the filters match {counted(len(ids), 'image')}, not {parameters.expected:,}"
         )
     searcher.collection.remove(ids, missing_ok=True)
     return Removed(removed=len(ids))
@@ -197,7 +197,7 @@ def _file(
     except (BadImage, OSError) as error:
         if is_remote(uri):
             log.warning("image %d: %s", image_id, error)
-            raise FileNotSent(f"image {image_id} was indexed by URL, which cannot be read now") from None
+            raise FileNotSent(f"image {image_id} was indexed by URL, which cannot be read at the moment") from None
         tar = stored_in(Path(uri))  # of a member of a tar; otherwise the file itself
         reason = str(error).replace(uri, shown).replace(str(tar), tar.name)
         raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {reason}") from None
@@ -217,7 +217,7 @@ def _chunks(opened: BinaryIO) -> Iterator[bytes]:
 def _check_signature(image_id: int, data: bytes) -> None:
     """Raise `FileGone` unless `data` begins like an image."""
     if _SIGNATURES.match(data) is None:
-        raise FileGone(f"image {image_id} is stored, but the file in its place is not an image")
+        raise FileGone(f"image {image_id} is stored, but its file is no longer an image")
 
 
 @router.post(
@@ -253,13 +253,13 @@ def add_images(
 ) -> StreamingResponse:
     """Store several images, each as `POST /v1/images` does. If one cannot be stored, the others still are.
 
-    The answer has a line of JSON for each image, in order, as soon as it is stored: the same as `POST /v1/images`
-    answers, or the problem.
+    The response has a line of JSON for each image, in order, as soon as it is stored: the response of
+    `POST /v1/images`, or the problem.
     """
     n_images, n_details = len(form.image), len(form.details)
     if n_details not in (0, n_images):
         raise BadConfig(
-            f"the number of images is {n_images}, that of details {n_details}: send details for every image or for none"
+            f"got {counted(n_images, 'image')} but details of {n_details}: send details of every image or of none"
         )
 
     def lines() -> Iterator[bytes]:

@@ -75,7 +75,7 @@ def search(
     searcher: SearcherDep,
     body: Annotated[SearchForm | SearchBody, body_of(SearchForm, SearchBody)],
 ) -> Response:
-    """The stored images that pass the filters and are most similar to an uploaded one, or to several together.
+    """The stored images that match the filters and are most similar to an uploaded one, or to several together.
 
     To search with a stored image, a code, a vector or a URL, send JSON: the same parameters, and one of image_id,
     image_key, code, vector and url, or a list of up to 64 queries.
@@ -95,7 +95,7 @@ def similar(
     searcher: SearcherDep,
     parameters: Annotated[SearchParameters, query_of(SearchParameters)],
 ) -> Response:
-    """The stored images most similar to a stored one, which is among them if it passes the filters."""
+    """The stored images most similar to a stored one, which is among them if it matches the filters."""
     options = parameters.options(max_k=service.settings.max_k)
     return _json(_content(service, searcher, options, searcher.similar(image_id, options)))
 

@@ -1,4 +1,4 @@
-// All pictures that pass the filters, in one long list of which only the rows near the window exist. So the scroll bar,
+// All pictures that match the filters, in one long list of which only the rows near the window exist. So the scroll bar,
 // or the slider above the list, goes to any position at once.
 
 import { wanted } from "/web/url.js";

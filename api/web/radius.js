@@ -1,4 +1,4 @@
-// The radius: a slider under the histogram of the distances of all pictures that pass the filters.
+// The radius: a slider under the histogram of the distances of all pictures that match the filters.
 
 import { place, refine, wanted } from "/web/url.js";
 import { afterPause, bars, counted, percent, ui } from "/web/dom.js";

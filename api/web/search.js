@@ -9,7 +9,7 @@ import { api, imagePath, inFolder, mayChange, noun, ofVectors, stats, titled } f
 
 const PAGE = 48; // hits asked for at a time, unless the service lists fewer
 const CHIPS = 5; // labels on a hit before "+n"; the dialog has them all
-const RANKINGS = { hamming: "Hamming distance", asymmetric: "asymmetric distance", float: "cosine of features" };
+const RANKINGS = { hamming: "Hamming distance", asymmetric: "asymmetric score", float: "cosine of features" };
 
 export let query = null; // {id, upload, urls, labels}
 export let hits = []; // what the grid shows
@@ -110,7 +110,7 @@ export async function search(signal, least) {
   showCounts();
 }
 
-// A stored query that passes the filters is counted at distance 0, but is not a result.
+// A stored query that matches the filters is counted at distance 0, but is not a result.
 function leaveOutQuery() {
   if (isLeftOut || !histogram.length) return;
   isLeftOut = true;

@@ -243,7 +243,7 @@ def _refuse_combinations(collection: Path, given: Container[str]) -> None:
     refuse_without(["--ray"], ["--ray-workers", "--ray-cpus", "--ray-gpus", "--shards", "--shard-size"], given)
     refuse_without(["--vectors"], ["--ids"], given)
     if "--vectors" not in given and "paths" not in given:
-        raise BadConfig("nothing to add: give images, or vectors with --vectors")
+        raise BadConfig("nothing to add: pass images, or vectors with --vectors")
     for option, others in _NOT_WITH.items():
         if option in given:
             refuse(option, others, given)
@@ -251,7 +251,7 @@ def _refuse_combinations(collection: Path, given: Container[str]) -> None:
         uri = parse_uri(collection)
         refuse(f"the collection {uri}", ["--watch", "--dry-run"], given)
         if "--checkpoint" not in given:
-            raise BadConfig(f"{uri} keeps no checkpoint: give the file it was created with (--checkpoint)")
+            raise BadConfig(f"{uri} keeps no checkpoint: pass the file it was created with (--checkpoint)")
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,10 @@ def remove(
     added_after: AddedAfter = None,
     added_before: AddedBefore = None,
     expected: Annotated[
-        int | None, typer.Option(help="With a filter: the number of images that pass it; otherwise none is removed.")
+        int | None, typer.Option(help="With a filter: the number of images that match it; otherwise none is removed.")
     ] = None,
 ) -> None:
-    """Remove images from a collection: those with these ids and keys, or all that pass the filters.
+    """Remove images from a collection: those with these ids and keys, or all that match the filters.
 
     All of them are removed, or none if one does not exist.
     """
@@ -63,7 +63,7 @@ def remove(
         added_before=added_before,
     )
     if bool(ids or key) == (among is not None):
-        raise BadConfig("give either images, by id or with --key, or filters such as --label")
+        raise BadConfig("pass either images, by id or with --key, or filters such as --label")
     if expected is not None and among is None:
         raise BadConfig("--expected is for filters: leave it out")
     with closing(open_store(collection)) as opened:
@@ -73,9 +73,7 @@ def remove(
             named = opened.ids_where(among).tolist()
             if len(named) != expected:
                 remedy = f"; to remove them, add --expected {len(named)}" if named else ""
-                raise BadConfig(
-                    f"nothing was removed: the number of images that pass the filters is {len(named)}{remedy}"
-                )
+                raise BadConfig(f"nothing was removed: the filters match {counted(len(named), 'image')}{remedy}")
         opened.remove(named, missing_ok=among is not None)  # another process may just have removed one
         opened.save_index()
         typer.echo(f"removed {len(named)}; {opened.place} holds {counted(len(opened), 'image')}")

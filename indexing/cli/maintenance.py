@@ -99,7 +99,7 @@ def export_command(
     typer.echo(f"{file}: {counted(n_images, 'image')}")
     if n_without_code:
         typer.echo(
-            f"{n_without_code} of them have no code, so that the file cannot be imported: run "
+            f"{n_without_code} of them have no code, so the file cannot be imported: run "
             f"`hashseek index verify {shlex.quote(str(collection))} --repair` to encode them, or remove "
             "those whose files are gone; then export again",
             err=True,

@@ -105,7 +105,7 @@ def search(
     queries = {"an image": image, "--vector": vector, "--id": stored_id, "--of-key": stored_key}
     given = [name for name, value in queries.items() if value is not None]
     if len(given) != 1:
-        raise BadConfig(f"give exactly one query, not {' and '.join(given) or 'none'}: {', '.join(queries)}")
+        raise BadConfig(f"pass exactly one query, not {' and '.join(given) or 'none'}: {', '.join(queries)}")
     if image is None:
         refuse(given[0], ENCODING, given_options(context))
     with closing(open_store(collection, checkpoint=checkpoint, read_only=True)) as opened:
@@ -126,7 +126,7 @@ def search(
         contents = [_as_json(answer, opened) for answer in answers]
         typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents, indent=2))
     elif not any(answer.hits for answer in answers):
-        typer.echo("nothing was found: the collection is empty, or nothing in it passes the filters and is near enough")
+        typer.echo("nothing was found: the collection is empty, or nothing near enough matches the filters")
     else:
         titles = ["" if len(answers) == 1 else f"row {row}:\n" for row in range(len(answers))]
         typer.echo("\n\n".join(title + _table(answer) for title, answer in zip(titles, answers, strict=True)))

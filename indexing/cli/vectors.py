@@ -37,7 +37,7 @@ def add_vectors(
         raise BadConfig(
             "a Parquet file has its ids in its column `id`: leave out --ids"
             if is_parquet
-            else f"{file} has no ids: give a file with one id per row (--ids ids.csv)"
+            else f"{file} has no ids: pass a file with one id per row (--ids ids.csv)"
         )
     output = Output()
     entries, notes = read_entries(ids or file)

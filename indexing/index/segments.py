@@ -63,7 +63,7 @@ class View:
     last_id: int
     built: Segment
     fresh: Segment
-    filtered: dict[Filter, list[Subset]] = field(default_factory=dict, init=False)  # what passes filters in both
+    filtered: dict[Filter, list[Subset]] = field(default_factory=dict, init=False)  # what matches filters in both
 
     def __len__(self) -> int:
         return self.built.alive.n + self.fresh.alive.n

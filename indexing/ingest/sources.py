@@ -42,7 +42,7 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
             raise BadConfig(f"{path!r:.60} is not a path: pass each image, folder or list separately")
         path = str(path)
         if not path:  # Path("") would mean the current folder
-            raise BadDataset("a path is empty: give files or folders (is a shell variable unset?)")
+            raise BadDataset("a path is empty: pass files or folders (is a shell variable unset?)")
         try:
             if not is_remote(path) and not Path(path).exists() and next(_matching(path), None) is None:
                 nothing = "no file matches the pattern" if _MAGIC & set(path) else "there is no file or folder"
@@ -155,7 +155,7 @@ def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
 
 def _refuse_split(path: str, split: str | None) -> None:
     if split is not None:
-        raise BadDataset(f"{path} has no splits: leave --split out, or give a list with a column `split`")
+        raise BadDataset(f"{path} has no splits: leave --split out, or pass a list with a column `split`")
 
 
 def _shard(shard: Path, split: str | None) -> Iterator[Found]:

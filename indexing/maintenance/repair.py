@@ -80,7 +80,7 @@ def _space_of(path: Path, checkpoint: Path) -> Space:
     if fingerprint not in spaces:
         held = ", ".join(known[:12] for known in spaces)
         raise ForeignCodes(
-            f"the collection {path.parent} holds codes of checkpoint {held}, not of {fingerprint[:12]}: give a copy of "
+            f"the collection {path.parent} holds codes of checkpoint {held}, not of {fingerprint[:12]}: pass a copy of "
             "the collection's own checkpoint"
         )
     return spaces[fingerprint]

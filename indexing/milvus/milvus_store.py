@@ -129,7 +129,7 @@ class MilvusStore:
     def checkpoint(self) -> Path:
         """The file that was given when the collection was opened."""
         if self._checkpoint is None:
-            raise BadConfig(f"{self.uri} keeps no checkpoint: give the file it was created with (--checkpoint)")
+            raise BadConfig(f"{self.uri} keeps no checkpoint: pass the file it was created with (--checkpoint)")
         return self._checkpoint
 
     @property
@@ -329,7 +329,7 @@ class MilvusStore:
     def browse(
         self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int
     ) -> tuple[list[StoredImage], int]:
-        """At most `limit` records with ids above `after`, without the first `offset`, and how many pass the filter."""
+        """At most `limit` records with ids above `after`, without the first `offset`, and how many match the filter."""
         chosen = expression(among)
         ids = list(islice(self._ids(chosen, offset + limit, after=after), offset, offset + limit))
         return [image for image in self.get(ids) if image is not None], self._count(chosen)

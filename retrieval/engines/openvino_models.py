@@ -140,7 +140,7 @@ def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any
         raise BadConfig(f"OpenVINO cannot convert this backbone ({reason_of(error)}): use --engine torch") from None
     if not difference <= _MAX_DIFFERENCE:  # nan is not
         raise BadConfig(
-            f"OpenVINO converts this backbone wrongly (its features differ by {difference:.1%}): use --engine torch"
+            f"OpenVINO converts this backbone incorrectly (its features differ by {difference:.1%}): use --engine torch"
         )
     return model
 

@@ -20,7 +20,7 @@ _TINY = Preprocessing(size=16, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_f
 
 
 def without_broken(splits: Splits, names: Sequence[str] = NAMES, *, source: str) -> Splits:
-    """The splits without images of those named that cannot be decoded, which become problems; vectors are not checked.
+    """The splits without the broken images of the splits `names`, which become problems; vectors are not checked.
 
     The cache records that a list of files has no broken image, until a file or Pillow changes.
 

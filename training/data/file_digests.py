@@ -1,4 +1,4 @@
-"""Digests of files: over many for the name of a cached file, and of their contents to find equal ones."""
+"""Digests of paths, sizes and times, to name cached files; and of contents, to find equal files."""
 
 import hashlib
 from collections import defaultdict

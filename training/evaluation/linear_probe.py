@@ -84,8 +84,8 @@ def probe_checkpoint(
     n_val = round(share * len(train))
     if not 0 < n_val < len(train):
         raise BadDataset(
-            f"a share of {share} of {len(train)} training images leaves none to choose the weight decay on, or none to "
-            "fit to: add images"
+            f"a share of {share} of {len(train)} training images leaves none to choose the weight decay with, or none "
+            "to fit: add images"
         )
     fit_rows, val_rows = divided(len(train), n_val, seed=seed)
     observed = hide_labels(

@@ -130,7 +130,7 @@ def _search_all(service: Client, task: EvaluationTask, ids: Sequence[int], *, k:
     """(distances, places) of the k nearest images of each query, (Q, k); places are positions in `ids`."""
     place_of = {image_id: place for place, image_id in enumerate(ids)}
     distances, places = (np.empty((len(task.splits.query), k), np.int64) for _ in range(2))
-    with task.options.progress.task("asking the service", len(task.splits.query)) as advance:
+    with task.options.progress.task("querying the service", len(task.splits.query)) as advance:
         for row, path in enumerate(task.splits.query.paths):
             answer = service.search(path, k=k, rank="hamming")
             _check_fingerprint(service.url, answer.fingerprint, task.header.fingerprint)

@@ -203,8 +203,8 @@ def _check_alike(fabric: Fabric, config: Config, splits: Splits) -> None:
     own = {**config.model_dump(mode="json"), "splits_sha256": splits.fingerprint}
     if changes := differences(fabric.broadcast(own), own):
         raise BadConfig(
-            f"process {fabric.global_rank} differs from process 0 ({'; '.join(changes)}): give all hosts the same "
-            "command and data"
+            f"process {fabric.global_rank} differs from process 0 ({'; '.join(changes)}): use the same command "
+            "and data on all hosts"
         )
 
 

@@ -20,10 +20,9 @@ MAX_IMAGES = 10_000
 def fit_head(fabric: Fabric, config: Config, model: HashModel, data: TrainingData, *, progress: Progress) -> None:
     """Set the head to the result of `fit_hash_layer` for the features of the training images, up to its scale.
 
-    The layer is multiplied so that its outputs have the root mean square that those of the random layer had: losses
-    and learning rates expect outputs of that size. The head "linear" sees features of any length: it takes the
-    directions, and a bias that subtracts the mean of the features as they are. All processes use the first one's
-    layer.
+    The layer is scaled so that its outputs have the root mean square of the random layer's: losses and learning rates
+    expect outputs of that size. The head "linear" reads features that are not normalised: it takes the directions, and
+    a bias that subtracts the mean of those features. All processes use the first one's layer.
 
     Raises:
         BadConfig: there are too few features or images for that many bits, or they vary in too few directions.

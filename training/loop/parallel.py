@@ -96,8 +96,9 @@ def _agreed_name(place: Torchrun, store: Store) -> str:
     """A random name chosen by the first process, the same in all live processes.
 
     torchrun's store outlives a restart, and the addresses of dead processes in it would be dialled again
-    (https://github.com/pytorch/pytorch/issues/135712). Under a new name there are none. Each process takes the name
-    that it finds for the new one once the first process, which answers for its own name only, has answered.
+    (https://github.com/pytorch/pytorch/issues/135712). Under a new name there are none. The store may still
+    hold the name of an earlier start, so each process asks under the name that it finds, and takes it once the first
+    process, which answers only under its own name, has answered.
     """
     own = uuid4().hex
     if place.rank == 0:

@@ -80,7 +80,7 @@ def _given(name: str, function: Callable[..., Splits], options: dict[str, Any]) 
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise BadConfig(
-                f"the data set {name!r} needs the option {option!r}: give it as {option}=VALUE, or data.{option} in a "
+                f"the data set {name!r} needs the option {option!r}: pass it as {option}=VALUE, or data.{option} in a "
                 "TOML file"
             )
     unset = {option for option, value in options.items() if value == "none" and parameters[option].default is None}

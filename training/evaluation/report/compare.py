@@ -186,7 +186,7 @@ def _load(letter: str, place: Path) -> Entry:
     path = place / "report.json" if place.is_dir() else place
     if place.is_dir() and not path.is_file():
         raise BadConfig(
-            f"{place} has no report.json: give a folder that `hashseek evaluate` wrote, such as "
+            f"{place} has no report.json: pass a folder that `hashseek evaluate` wrote, such as "
             f"{place / 'evaluation-best'}"
         )
     report = load_report(path)

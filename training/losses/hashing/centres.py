@@ -60,7 +60,7 @@ def make_centres(kind: str, n_classes: int, n_bits: int, *, seed: int) -> Tensor
     n_possible = 2**n_bits if kind == "bernoulli" else math.comb(n_bits, n_bits // 2) * (1 + n_bits % 2) + n_unbalanced
     if n_possible < n_classes:
         warnings.warn(
-            f"K = {n_bits} has only {n_possible} centres for {n_classes} labels, so that some labels share one and "
+            f"K = {n_bits} has only {n_possible} centres for {n_classes} labels, so some labels share one and "
             "cannot be told apart: use more bits" + (", or centres = 'bernoulli'" if n_classes <= 2**n_bits else ""),
             stacklevel=2,
         )
