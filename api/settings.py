@@ -29,7 +29,7 @@ class Settings:
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="Another copy of the collection's checkpoint; default: its own. Required in Milvus, which keeps none."
+            help="Another copy of the collection's checkpoint; default: its own. Required in Milvus, which stores none."
         ),
     ] = None
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse to add, change or remove images.")] = False

@@ -37,7 +37,7 @@ def open_store(
         return Collection(place, read_only=read_only)
     uri = parse_uri(place)
     if keep_features:
-        raise BadConfig(f"{uri} is in Milvus and cannot keep features: leave out --keep-features, or use a folder")
+        raise BadConfig(f"{uri} is in Milvus and cannot store features: leave out --keep-features, or use a folder")
     return MilvusStore(uri, checkpoint=checkpoint, create=create)
 
 

@@ -52,7 +52,7 @@ class SearchOptions:
         among: only images that match this filter are ranked.
         effort: how thoroughly an approximate index searches, see `HammingIndex.search`; not accepted by an exact one.
         rank: the order of the hits. "hamming": by Hamming distance. "asymmetric": by the query's real outputs, compared
-            with the stored bits. "float": by the cosine of the features, which the collection has to keep. None:
+            with the stored bits. "float": by the cosine of the features, which the collection has to store. None:
             "asymmetric" for an image, "hamming" for a stored one, whose outputs are unknown.
         oversample: "asymmetric" and "float" reorder the `oversample` x k nearest images by Hamming distance, and all
             others at the distance of the last. If these are all images, the order is exact. The next `oversample` x k
@@ -495,7 +495,7 @@ def check_rank(collection: Store, options: SearchOptions, *, stored: bool = Fals
     """
     if options.rank == "float" and not collection.keeps_features:
         raise BadConfig(
-            f"{collection.place} keeps no features, which the ranking float needs: use "
+            f"{collection.place} stores no features, which the ranking float needs: use "
             f"{'hamming' if stored else 'asymmetric'}, or create a collection with `hashseek index add --keep-features`"
         )
     if options.rank == "asymmetric" and stored:

@@ -291,13 +291,13 @@ class TrainSection(_Section):
 
 
 class TrackingSection(_Section):
-    """What a run keeps in addition to its log and its best and last checkpoint."""
+    """What a run stores in addition to its log and its best and last checkpoint."""
 
     tensorboard: bool = Field(
         default=True, description="write an event file to RUN/tensorboard: `tensorboard --logdir runs`"
     )
     keep_every: int | None = Field(
-        default=None, ge=1, description="also keep the checkpoint of every Nth epoch, as RUN/epoch-N.safetensors"
+        default=None, ge=1, description="also store the checkpoint of every Nth epoch, as RUN/epoch-N.safetensors"
     )
 
 

@@ -79,7 +79,7 @@ class Collections:
             raise ReadOnly(reason)
 
     def create(self, name: str, *, like: str) -> Service:
-        """Create an empty collection with the checkpoint of another one; it keeps features if the other one does.
+        """Create an empty collection with the checkpoint of another one; it stores features if the other one does.
 
         Raises:
             CollectionExists: the name is taken.

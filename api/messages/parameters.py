@@ -140,7 +140,7 @@ class SearchParameters(FilterParameters):
     rank: Given[Rank] = Field(
         default=None,
         description="How hits are ordered: hamming (by distance), asymmetric (the query's outputs against the stored "
-        "bits) or float (the cosine of features, which the collection must keep). Default: asymmetric for an uploaded "
+        "bits) or float (the cosine of features, which the collection must store). Default: asymmetric for an uploaded "
         "image, hamming for a stored one.",
     )
     oversample: int = Field(

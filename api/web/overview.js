@@ -19,7 +19,7 @@ export async function overview(signal) {
     ["Network", backbone],
     ["Engine", engine],
     ["Model", fingerprint.slice(0, 12)],
-    ["Features", keeps_features ? "kept" : "not kept"],
+    ["Features", keeps_features ? "stored" : "not stored"],
     ["Calibration", expected_precision ? `${percent(expected_precision.at(-1))} relevant on average` : "none"],
     ["Changes", read_only || session.role === "read" ? "read only" : "allowed"],
     ["Hashseek", version],

@@ -40,7 +40,7 @@ def check_rows(db: sqlite3.Connection, space: Space) -> tuple[list[str], bool]:
         problems.append(f"{n} images have no code, so searches do not find them")
     without_feature, values = _without_feature(db, space.id)
     if n := _count(db, without_feature, values):
-        problems.append(f"{n} images have no usable features, though the collection keeps them")
+        problems.append(f"{n} images have no usable features, though the collection stores them")
     return unreadable + problems, not unreadable
 
 
@@ -79,7 +79,7 @@ def _malformed_codes(space_id: int, n_bits: int) -> tuple[str, tuple[object, ...
 
 
 def _without_feature(db: sqlite3.Connection, space_id: int) -> tuple[str, tuple[object, ...]]:
-    """SQL for the codes of a space without features of the usual length; none if the collection keeps no features."""
+    """SQL for the codes of a space without features of the usual length; none if the collection stores no features."""
     if read_meta(db, "keep_features") is None:
         return "codes WHERE FALSE", ()
     query = "SELECT length(feature) FROM features WHERE space_id = ? GROUP BY 1 ORDER BY count(*) DESC LIMIT 1"

@@ -78,7 +78,7 @@ class NewImage:
 
 
 class StoredCode(NamedTuple):
-    """The packed code (code_size,) of an image, the engine that computed it, and its feature (D,) if that is kept."""
+    """The packed code (code_size,) of an image, the engine that computed it, and its feature (D,) if that is stored."""
 
     code: NDArray[np.uint8]
     engine: str

@@ -232,8 +232,8 @@ def insert_feature(db: sqlite3.Connection, space_id: int, image_id: int, feature
     """
     if feature is None:
         raise BadConfig(
-            "this collection keeps features, but an image has none; nothing was stored: add the images themselves, or "
-            "import into a collection that keeps no features"
+            "this collection stores features, but an image has none; nothing was stored: add the images themselves, or "
+            "import into a collection that stores no features"
         )
     db.execute("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", (space_id, image_id, feature.tobytes()))
 

@@ -251,7 +251,7 @@ def _refuse_combinations(collection: Path, given: Container[str]) -> None:
         uri = parse_uri(collection)
         refuse(f"the collection {uri}", ["--watch", "--dry-run"], given)
         if "--checkpoint" not in given:
-            raise BadConfig(f"{uri} keeps no checkpoint: pass the file it was created with (--checkpoint)")
+            raise BadConfig(f"{uri} stores no checkpoint: pass the file it was created with (--checkpoint)")
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class _Run:
         """Encode the images on a cluster, into files in the folder `shards`, and add those."""
         place = self.collection.place
         if self.collection.keeps_features:
-            raise BadConfig(f"{place} keeps features, which --ray does not support: leave out --ray")
+            raise BadConfig(f"{place} stores features, which --ray does not support: leave out --ray")
         folder = shards or Path(f"{parse_uri(place).name if is_in_milvus(place) else place}.shards")
         with self.output.progress("encoding") as show:
             files = encode_shards(

@@ -104,7 +104,7 @@ def stats(
             "bits": opened.n_bits,
             "fingerprint": opened.fingerprint,
             "index": opened.describe_index(),
-            "features": "kept" if opened.keeps_features else "not kept",
+            "features": "stored" if opened.keeps_features else "not stored",
             **(_of_folder(opened) if isinstance(opened, Collection) else {}),
             "engines": {name or "unknown": n for name, n in opened.engines().items()},
             "labels": opened.label_counts(),

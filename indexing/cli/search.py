@@ -62,7 +62,7 @@ def search(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="Another copy of the collection's checkpoint; required for a collection in Milvus, which keeps none."
+            help="Another copy of the collection's checkpoint; required for a collection in Milvus, which stores none."
         ),
     ] = None,
     effort: Annotated[

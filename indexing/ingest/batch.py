@@ -241,5 +241,5 @@ def _encoded(
 
 
 def encode(encoder: "Encoder | VectorEncoder | DryRunEncoder", inputs: Pixels | Vectors) -> list[StoredCode]:
-    """The code and the feature of each image or vector; a collection that keeps no features ignores them."""
+    """The code and the feature of each image or vector; a collection that stores no features ignores them."""
     return stored_codes(encoder.engine, *encoder.features_and_outputs(inputs))

@@ -129,7 +129,7 @@ class MilvusStore:
     def checkpoint(self) -> Path:
         """The file that was given when the collection was opened."""
         if self._checkpoint is None:
-            raise BadConfig(f"{self.uri} keeps no checkpoint: pass the file it was created with (--checkpoint)")
+            raise BadConfig(f"{self.uri} stores no checkpoint: pass the file it was created with (--checkpoint)")
         return self._checkpoint
 
     @property
@@ -198,13 +198,13 @@ class MilvusStore:
         return new | {"changed_at": time}, "updated"
 
     def add_with_file(self, *_: object, **__: object) -> tuple[int, Change]:
-        """Refuse to store a file: Milvus keeps no files.
+        """Refuse to store a file: Milvus stores no files.
 
         Raises:
             BadConfig: always.
         """
         raise BadConfig(
-            f"the collection {self.uri.name} is in Milvus, which keeps no image files: put the file where the service "
+            f"the collection {self.uri.name} is in Milvus, which stores no image files: put the file where the service "
             "can read it, and add it with `hashseek index add`"
         )
 
@@ -339,7 +339,7 @@ class MilvusStore:
         return of_rows.stored_code(self._row(image_id, [CODE, "engine"]))
 
     def features_of(self, ids: Sequence[int]) -> tuple[Ids, NDArray[np.float16]]:  # noqa: ARG002
-        """Nothing: features are not kept."""
+        """Nothing: features are not stored."""
         return np.zeros(0, np.int64), np.zeros((0, 0), np.float16)
 
     def uri_of(self, image: StoredImage) -> str:
@@ -397,7 +397,7 @@ class MilvusStore:
             return self._counts
 
     def calibration(self) -> Any | None:
-        """None: calibrations are not kept."""
+        """None: calibrations are not stored."""
         return None
 
     def describe_index(self) -> dict[str, Any]:
