@@ -132,8 +132,8 @@ class Collection:
         """
         if load_header(self.checkpoint).preprocessing is None:
             raise BadCollection(
-                f"{self.folder} stores only the codes of vectors, which cannot be re-encoded: create another collection "
-                "from the vectors (`hashseek index add NEW --vectors FILE`)"
+                f"{self.folder} stores only the codes of vectors, which cannot be re-encoded: create another "
+                "collection from the vectors (`hashseek index add NEW --vectors FILE`)"
             )
 
     @property

@@ -305,7 +305,7 @@ def test_lost_and_damaged_features_are_found_and_repaired(keeping):
     )
     assert collection.verify() == [
         "1 rows of the table features belong to no image or code space",
-        "2 images have no usable features, though the collection keeps them",
+        "2 images have no usable features, though the collection stores them",
     ]
     assert repair(collection.folder, device="cpu").left == []
     after = collection.catalog.spaces.features_of([2, 3])
