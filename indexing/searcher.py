@@ -487,7 +487,7 @@ def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
     return Query(stored.code, np.abs(query.outputs) * signs.astype(np.float32), feature)
 
 
-def check_rank(collection: Store, options: SearchOptions, *, stored: bool = False) -> Rank:
+def check_rank(collection: Store, options: SearchOptions, *, stored: bool) -> Rank:
     """The ranking that `options` select in a collection, for an image or for a stored one.
 
     Raises:

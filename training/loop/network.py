@@ -38,11 +38,11 @@ class Network(nn.Module):
         model: HashModel,
         *,
         reads: set[str],
-        logits_on: str | None = None,
-        n_classes: int = 0,
-        projection: ProjectionSection | None = None,
-        from_features: bool = False,
-        dropout: float = 0.0,
+        logits_on: str | None,
+        n_classes: int,
+        projection: ProjectionSection | None,
+        from_features: bool,
+        dropout: float,
     ) -> None:
         super().__init__()
         self.model = model
@@ -90,7 +90,7 @@ class Network(nn.Module):
 class Objective(nn.Module):
     """The loss and the classification loss, if there is one: `Heads` of the whole batch -> terms by name."""
 
-    def __init__(self, loss: nn.Module, *, on: str, partner: nn.Module | None = None, weight: float = 1.0) -> None:
+    def __init__(self, loss: nn.Module, *, on: str, partner: nn.Module | None, weight: float) -> None:
         super().__init__()
         self.loss = loss
         self.on = on
