@@ -255,7 +255,6 @@ class Searcher:
             BadImage: one is not a usable image.
             BadCheckpoint: the collection holds vectors.
         """
-        self.encoder.header.image_preprocessing()  # refuses a collection of vectors
         if len(files) > 1 and options.histogram and combine == "union":
             raise BadConfig("a union has no histogram: leave it out, or combine by mean")
         self.check(options)
