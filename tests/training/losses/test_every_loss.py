@@ -76,6 +76,10 @@ def everything_for(name, hyper):
     )
 
 
+def test_every_loss_has_a_literal_form():
+    assert LOSSES.keys() - dict(CASES).keys() == {"clml", "bihalf"}, "add it to tests/support/literal_losses.py"
+
+
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_the_literal_form_in_value_and_gradient(name, options, seed):
