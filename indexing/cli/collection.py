@@ -55,10 +55,10 @@ def remove(
     All of them are removed, or none if one does not exist.
     """
     among = make_filter(
-        all_labels=label or (),
-        any_labels=any_label or None,
-        no_labels=without or (),
-        where=where or (),
+        all_labels=label,
+        any_labels=any_label,
+        no_labels=without,
+        where=where,
         added_after=added_after,
         added_before=added_before,
     )
