@@ -67,8 +67,7 @@ class Header:
         if self.preprocessing is None:
             raise BadCheckpoint(
                 f"this checkpoint encodes vectors of {widths_of(self.backbone)[0]} numbers, not images: pass "
-                "vectors (`hashseek index add --vectors`, `hashseek search --vector`, `hashseek evaluate` with its own "
-                "data set), or use a checkpoint and a collection for images"
+                "vectors (on the command line with --vectors or --vector), or use a checkpoint for images"
             )
         return self.preprocessing
 

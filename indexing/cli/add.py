@@ -106,7 +106,9 @@ def add(
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(help="A label of every image; replaces stored labels of an image with a key. May be repeated."),
+        typer.Option(
+            help="A label of every new image; replaces the labels of a stored image with a key. May be repeated."
+        ),
     ] = None,
     key_from: Annotated[
         KeyFrom | None,
@@ -116,7 +118,11 @@ def add(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if an image was skipped.")] = False,
     errors: Annotated[Path | None, typer.Option(help="Write every problem to this file, as JSON lines.")] = None,
     trust_mtime: Annotated[
-        bool, typer.Option("--trust-mtime", help="Skip files whose size and modification time are unchanged.")
+        bool,
+        typer.Option(
+            "--trust-mtime",
+            help="Skip files whose size and modification time are unchanged, unless labels or a key are new.",
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read and check all images and print the result, but store nothing.")
