@@ -254,7 +254,7 @@ def main() -> None:
         if loss_class(name).memory_kind == "normalized":
             queued[name] = case(build(name), outputs, labels, memory=memory)
         else:
-            given: dict[str, Any] = {"logits": logits, "epoch": 1} if loss_class(name).reads_logits != "no" else {}
+            given: dict[str, Any] = {"logits": logits, "epoch": 1}
             if loss_class(name).reads_features:
                 given["features"] = torch.randn(B, CLML_WIDTH, generator=generator)
             cases[name] = case(build(name), outputs, labels, **given)

@@ -255,7 +255,6 @@ class Searcher:
             BadImage: one is not a usable image.
             BadCheckpoint: the collection holds vectors.
         """
-        self.encoder.header.image_preprocessing()  # refuses a collection of vectors
         if len(files) > 1 and options.histogram and combine == "union":
             raise BadConfig("a union has no histogram: leave it out, or combine by mean")
         self.check(options)
@@ -487,7 +486,7 @@ def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
     return Query(stored.code, np.abs(query.outputs) * signs.astype(np.float32), feature)
 
 
-def check_rank(collection: Store, options: SearchOptions, *, stored: bool = False) -> Rank:
+def check_rank(collection: Store, options: SearchOptions, *, stored: bool) -> Rank:
     """The ranking that `options` select in a collection, for an image or for a stored one.
 
     Raises:

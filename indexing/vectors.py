@@ -31,8 +31,8 @@ VECTOR, IDS = "vector", ("id", "key")  # columns
 
 def make_entries(
     ids: Sequence[str],
-    labels: Sequence[Sequence[str]] | None = None,
-    attributes: Sequence[Mapping[str, Any]] | None = None,
+    labels: Sequence[Sequence[str]] | None,
+    attributes: Sequence[Mapping[str, Any]] | None,
 ) -> list[ImageSource]:
     """A source for each id, which becomes its key, with its labels and attributes.
 

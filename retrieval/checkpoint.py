@@ -32,13 +32,8 @@ from hashseek.retrieval.files import checksum_of, write_atomically
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.fully_connected import FullyConnected, Weights, as_arrays, head_of, mlp_of
 from hashseek.retrieval.models.lazy_backbone import LazyBackbone
-from hashseek.retrieval.models.names import (
-    check_image_backbone,
-    is_from_outside,
-    is_trusted,
-    is_vector_backbone,
-    widths_of,
-)
+from hashseek.retrieval.models.names import check_image_backbone, is_from_outside, is_vector_backbone, widths_of
+from hashseek.retrieval.plugins import check_trusted
 
 if TYPE_CHECKING:
     from hashseek.retrieval.models.hash_model import HashModel
@@ -72,8 +67,7 @@ class Header:
         if self.preprocessing is None:
             raise BadCheckpoint(
                 f"this checkpoint encodes vectors of {widths_of(self.backbone)[0]} numbers, not images: pass "
-                "vectors (`hashseek index add --vectors`, `hashseek search --vector`, `hashseek evaluate` with its own "
-                "data set), or use a checkpoint and a collection for images"
+                "vectors (on the command line with --vectors or --vector), or use a checkpoint for images"
             )
         return self.preprocessing
 
@@ -259,7 +253,7 @@ def load_header(path: Path | str) -> Header:
 def load_checkpoint(path: Path | str) -> Checkpoint:
     """Read a checkpoint and check its weights against its fingerprint.
 
-    A backbone "module:function" is accepted only if it is trusted, see `is_trusted`: building it runs that function.
+    A backbone "module:function" is accepted only if it is trusted, see `check_trusted`: building it runs that function.
 
     Raises:
         BadCheckpoint: missing, not from Hashseek, truncated, of a newer format, modified, or with a backbone that is
@@ -270,11 +264,8 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     header, tensors = _read_intact(path)
     if header.preprocessing is not None:
         check_image_backbone(header.backbone)
-    if is_from_outside(header.backbone) and not is_trusted(header.backbone):
-        raise BadCheckpoint(
-            f"{path} has the backbone {header.backbone!r}, which is code outside Hashseek: "
-            f"if you trust it, set HASHSEEK_PLUGINS={header.backbone.partition(':')[0]}"
-        )
+    if is_from_outside(header.backbone):
+        check_trusted(header.backbone, kind="backbone", source=path)
     return Checkpoint(header, tensors)
 
 

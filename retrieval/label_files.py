@@ -7,6 +7,7 @@ optionally `split` (see `SPLITS`). Training reads whole files with `read_label_f
 
 import csv
 import json
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -141,7 +142,9 @@ def read_label_file(
         occurring.update(found)
         labels = without_labels(found, drop_labels)
         split, reason = parse_split(values.get(split_column)) if split_column not in ignore_columns else (None, None)
-        reason = reason and f"{reason}; if the column {split_column!r} is not for this, list it in ignore_columns"
+        if reason:
+            setting = _ignoring([*ignore_columns, split_column])
+            reason = f"{reason}; if the column {split_column!r} is not for this, set {setting}"
         file, path = _find_image(source.parent, values.get("file"))
         if not file:
             reason = "it does not name a file"
@@ -161,11 +164,16 @@ def read_label_file(
     check_patterns(drop_labels, occurring, source=source)
     if unknown:
         hint = suggest(next(iter(unknown)), ("file", "labels", split_column))
-        ignored = json.dumps([*ignore_columns, *unknown], ensure_ascii=False)
         columns = ", ".join(map(repr, unknown))
-        reason = f"unknown columns: {columns} ({hint}); correct or ignore them (data.ignore_columns={ignored})"
+        reason = f"unknown columns: {columns} ({hint}); correct them, or set {_ignoring([*ignore_columns, *unknown])}"
         problems.insert(0, Problem(source.name, reason, skipped=False))
     return LabelFile(source, tuple(items), tuple(problems))
+
+
+def _ignoring(columns: Sequence[str]) -> str:
+    """The setting that ignores these columns, as one writes it on a command line."""
+    names = columns[0] if len(columns) == 1 and columns[0].isidentifier() else json.dumps(columns, ensure_ascii=False)
+    return shlex.quote(f"data.ignore_columns={names}")
 
 
 def without_labels(labels: Iterable[str], patterns: Sequence[str]) -> tuple[str, ...]:

@@ -1,14 +1,19 @@
 """Load a class or function from outside the package by its name, "module:Name".
 
-A config or the command line may use such a name wherever it names a loss, a data set or a backbone.
+A config or the command line may use such a name wherever it names a loss, a data set or a backbone; a checkpoint, only
+one that is trusted.
 """
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadCheckpoint, BadConfig
+
+built: set[str] = set()
+"""Backbones from outside that this process has built."""
 
 
 def load_named(name: str, *, kind: str) -> Any:
@@ -38,3 +43,26 @@ def load_named(name: str, *, kind: str) -> Any:
     if not hasattr(module, attribute):
         raise BadConfig(f"the module {module_name!r} of the {kind} {name!r} has no attribute {attribute!r}")
     return getattr(module, attribute)
+
+
+def check_trusted(name: str, *, kind: str, source: Path) -> None:
+    """Check that a checkpoint may name "module:Name" as its backbone or data set: using it runs that function.
+
+    It may if this process has built such a backbone already, as training does, or if the environment variable
+    HASHSEEK_PLUGINS (module names, separated by commas) has its module.
+
+    Args:
+        name: "module:Name".
+        kind: see `load_named`.
+        source: the file of the checkpoint.
+
+    Raises:
+        BadCheckpoint: it may not.
+    """
+    module = name.partition(":")[0]
+    trusted = [word.strip() for word in os.environ.get("HASHSEEK_PLUGINS", "").split(",") if word.strip()]
+    if name not in built and module not in trusted:
+        raise BadCheckpoint(
+            f"{source} names the {kind} {name!r}, which is code outside Hashseek: if you trust it, set "
+            f"HASHSEEK_PLUGINS={','.join([*trusted, module])}"
+        )

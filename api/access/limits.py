@@ -100,8 +100,6 @@ class RequestLimits:
                 answered.setdefault("Cache-Control", "no-cache")  # scripts of two versions must not be mixed
                 if "location" in answered:  # behind a proxy, Starlette would name the wrong scheme
                     answered["location"] = re.sub("^https?://[^/]*", "", answered["location"])
-            elif is_head:
-                message = {**message, "body": b""}
             await send(message)
 
         refusal = self._wrong_host(scope, headers) or self._no_right(scope) or self._too_often(scope)
@@ -113,7 +111,7 @@ class RequestLimits:
         if refusal is not None:
             await refusal(scope, receive, answer)
             return
-        # HEAD is the same as GET, without the body; FastAPI's routes know only GET.
+        # HEAD is the same as GET, without the body, which uvicorn leaves out; FastAPI's routes know only GET.
         inner = {**scope, "method": "GET"} if is_head else scope
         self._in_progress += changing
         try:

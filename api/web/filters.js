@@ -4,7 +4,10 @@ import { FILTERS, refine, urlWith, wanted } from "/web/url.js";
 import { el, inside, number, splitLabels, ui } from "/web/dom.js";
 import { stats } from "/web/service.js";
 
+const MOST_NAMES = 1000; // labels to choose from; others can be typed
 const WORDS = { label: "", any_label: "any of: ", without: "not ", where: "" };
+
+let offered = null; // the labels with their numbers that the list shows
 
 export function showFilters() {
   const { filters } = wanted();
@@ -14,8 +17,11 @@ export function showFilters() {
     return el("li", {}, inside(without, `${words} ×`, { className: `chip filter ${name}`, ariaLabel: `Remove the filter ${words}` }));
   }));
   ui.panelTitle.textContent = filters.length ? `Filters (${filters.length})` : "Filters";
-  const names = Object.entries(stats.labels).sort(([a, n], [b, m]) => m - n || a.localeCompare(b));
-  ui.names.replaceChildren(...names.map(([name, n]) => new Option(number(n), name)));
+  if (offered !== stats.labels) {
+    offered = stats.labels;
+    const names = Object.entries(offered).sort(([a, n], [b, m]) => m - n || a.localeCompare(b)).slice(0, MOST_NAMES);
+    ui.names.replaceChildren(...names.map(([name, n]) => new Option(number(n), name)));
+  }
   hint();
 }
 

@@ -297,7 +297,7 @@ class Catalog:
             generation = self._db.generation(db)
             # `optimize` deletes the list of earlier removals and updates: an older index has to read everything.
             if after_generation < self._db.number(db, "forgotten", default="0"):
-                after_id, after_generation = 0, -1
+                after_id = 0
             updated = db.execute(
                 "SELECT u.image_id, c.code FROM updated AS u "
                 "LEFT JOIN codes AS c ON c.space_id = ? AND c.image_id = u.image_id "

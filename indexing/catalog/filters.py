@@ -71,9 +71,9 @@ class Filter:
 def make_filter(
     *,
     any_labels: Sequence[str] | None = None,
-    all_labels: Sequence[str] = (),
-    no_labels: Sequence[str] = (),
-    where: Sequence[str] = (),
+    all_labels: Sequence[str] | None = None,
+    no_labels: Sequence[str] | None = None,
+    where: Sequence[str] | None = None,
     ids: Sequence[int] | None = None,
     keys: Sequence[str] | None = None,
     added_after: str | None = None,
@@ -98,7 +98,9 @@ def make_filter(
             raise BadConfig(f"{name} must be a list of strings, not one string: write [{values[:40]!r}]")
         if name in ("any_labels", "ids", "keys") and values is not None and not len(values):
             raise BadConfig(f"{name} is an empty list, which no image can match: leave it out to include all images")
-    any_labels, keys = (() if values is None else values for values in (any_labels, keys))
+    any_labels, all_labels, no_labels, where, keys = (
+        () if values is None else values for values in (any_labels, all_labels, no_labels, where, keys)
+    )
     for name, required in (("required labels", all_labels), ("conditions on attributes", where)):
         if len(required) > MAX_CONDITIONS:
             raise BadConfig(f"a filter may have at most {MAX_CONDITIONS} {name}, got {len(required)}")

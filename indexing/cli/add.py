@@ -1,17 +1,13 @@
 """The subcommand `index add`."""
 
-import os
 import shlex
-import signal
-import threading
 import time
 from collections.abc import Container, Generator, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Literal
 
 import typer
@@ -39,6 +35,7 @@ from hashseek.indexing.cli.options import (
     refuse_without,
 )
 from hashseek.indexing.cli.output import Output, print_next
+from hashseek.indexing.cli.stopping import Stop, stop_on_signals
 from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
@@ -106,7 +103,9 @@ def add(
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(help="A label of every image; replaces stored labels of an image with a key. May be repeated."),
+        typer.Option(
+            help="A label of every new image; replaces the labels of a stored image with a key. May be repeated."
+        ),
     ] = None,
     key_from: Annotated[
         KeyFrom | None,
@@ -116,7 +115,11 @@ def add(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if an image was skipped.")] = False,
     errors: Annotated[Path | None, typer.Option(help="Write every problem to this file, as JSON lines.")] = None,
     trust_mtime: Annotated[
-        bool, typer.Option("--trust-mtime", help="Skip files whose size and modification time are unchanged.")
+        bool,
+        typer.Option(
+            "--trust-mtime",
+            help="Skip files whose size and modification time are unchanged, unless labels or a key are new.",
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read and check all images and print the result, but store nothing.")
@@ -200,7 +203,7 @@ def add(
         encoder = None if first is None else first.encoder
         if encoder is None and cluster is None:
             encoder = Searcher.open(opened, **options).image_encoder
-        stop = stack.enter_context(_stop_on_signals())
+        stop = stack.enter_context(stop_on_signals())
         run = _Run(opened, sources, encoder, first, get, output, n_total, stop)
         if watch:
             report = run.follow_folders(prune=prune, every=every)
@@ -211,9 +214,7 @@ def add(
         opened.save_index()
         seconds = f"; {time.monotonic() - started:.1f} s" if first is not None else ""
         typer.echo(f"{_outcome(report)}; {opened.place} holds {counted(len(opened), 'image')}{seconds}")
-        if stop.code:
-            typer.echo("stopped: run the same command again to continue; nothing is stored twice", err=True)
-            raise typer.Exit(stop.code)
+        stop.exit()
         _suggest(opened, is_new=first is not None)
     _exit_with_code(report, strict=strict)
 
@@ -286,12 +287,6 @@ class _Sources:
         return count_images(self.paths, split=self.split, on_error=self.on_error)
 
 
-class _Stop(threading.Event):
-    """Set once a signal has asked to stop; `code` is the matching exit code."""
-
-    code = 0
-
-
 @dataclass(frozen=True)
 class _Run:
     """Adds the images to an open collection, in one of three ways, until they are added or a signal asks to stop.
@@ -309,7 +304,7 @@ class _Run:
     fetch: "partial[bytes]"
     output: Output
     n_total: int | None
-    stop: _Stop
+    stop: Stop
 
     def add_all(self, *, trust_mtime: bool) -> IngestReport:
         """Encode the images here and add them."""
@@ -348,6 +343,7 @@ class _Run:
         folders, own_files = [Path(path) for path in self.sources.paths], collection.folder / FILES
         watch = Watch(collection.catalog, folders, ignore=own_files, labels=self.sources.labels)
         while True:
+            started = time.monotonic()
             report, deleted = IngestReport(), list[int]()
             try:
                 with closing(self._ingest(watch.changes())) as reports:
@@ -366,7 +362,9 @@ class _Run:
             if report.done or report.removed:
                 typer.echo(f"{_outcome(report)}; {collection.folder} holds {counted(len(collection), 'image')}")
             total = total.plus(report)
-            if self.stop.wait(every):
+            # Looking through very many files takes long: it may take a quarter of the time.
+            rest = every if report.done else max(every, 3 * (time.monotonic() - started))
+            if self.stop.wait(rest):
                 return total
 
     def _ingest(self, sources: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:
@@ -443,23 +441,3 @@ def _outcome(report: IngestReport, prefix: str = "") -> str:
     updated = f"{prefix}updated {report.updated}, " if report.updated else ""
     removed = f", removed {report.removed}" if report.removed else ""
     return f"{prefix}added {report.added}, {updated}already stored {report.known}, skipped {report.skipped}{removed}"
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[_Stop]:
-    """The first SIGINT or SIGTERM stops after the current batch, the second one at once."""
-    stop = _Stop()
-
-    def ask(number: int, _: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.code = 128 + number
-        stop.set()
-        os.write(2, b"stopping after the current batch; press Ctrl-C again to stop at once\n")
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

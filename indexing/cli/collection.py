@@ -22,6 +22,7 @@ from hashseek.indexing.cli.options import (
     WithLabel,
     WithoutLabel,
 )
+from hashseek.indexing.cli.output import N_SHOWN
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.opening import open_store
 from hashseek.indexing.printing import counted, printable
@@ -55,10 +56,10 @@ def remove(
     All of them are removed, or none if one does not exist.
     """
     among = make_filter(
-        all_labels=label or (),
-        any_labels=any_label or None,
-        no_labels=without or (),
-        where=where or (),
+        all_labels=label,
+        any_labels=any_label,
+        no_labels=without,
+        where=where,
         added_after=added_after,
         added_before=added_before,
     )
@@ -112,6 +113,7 @@ def stats(
     if as_json:
         typer.echo(json.dumps(content, indent=2))
         return
+    content["labels"] = _most_frequent(content["labels"])
     for key, value in content.items():
         shown = (_line(value) or "none") if isinstance(value, dict) else value
         typer.echo(f"{key:12} {printable(str(shown))}")
@@ -134,6 +136,14 @@ def _of_folder(opened: Collection) -> dict[str, Any]:
         if made := stored_calibration(opened):
             found["calibration"] = {"from": made.source, "images": made.n_images, "made": made.made_at}
     return {**found, "spaces": shown}
+
+
+def _most_frequent(counts: dict[str, int]) -> dict[str, int] | str:
+    """The labels to show, or the most frequent ones as a text that says how many there are."""
+    if len(counts) <= N_SHOWN:
+        return counts
+    most = sorted(counts.items(), key=lambda item: -item[1])[:N_SHOWN]
+    return f"{_line(dict(most))} and {len(counts) - N_SHOWN:,} more labels (--json shows all)"
 
 
 def _line(content: dict[str, Any]) -> str:

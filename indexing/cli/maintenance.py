@@ -22,7 +22,7 @@ from hashseek.indexing.cli.options import (
     refuse,
     refuse_without,
 )
-from hashseek.indexing.cli.output import Output
+from hashseek.indexing.cli.output import N_SHOWN, Output
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.backup import Contents, restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_
@@ -43,7 +43,6 @@ WithoutMissing = Annotated[
     bool, typer.Option("--without-missing", help="Switch even if some images cannot be encoded.")
 ]
 SpaceArgument = Annotated[int, typer.Argument(help="Number of the code space; `index stats` shows them.")]
-N_SHOWN = 20  # problems of one kind that are printed; the others are counted
 
 
 @app.command("snapshot")

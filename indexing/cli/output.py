@@ -16,7 +16,7 @@ from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.printing import printable
 from hashseek.retrieval.label_files import Problem
 
-_N_SHOWN = 20  # problems printed on the terminal if all of them go to a file
+N_SHOWN = 20  # of a long list, on the terminal
 _PROGRESS_SECONDS = 30.0  # between two lines of progress if there is no terminal
 
 
@@ -48,7 +48,7 @@ class Output:
                 nonlocal next_line
                 speed = done / max(time.monotonic() - started, 1e-9)
                 state = f"{done:,} of {total:,}" if total is not None else f"{done:,}"
-                state += f", {speed:,.0f} images/s{more}"
+                state += f", {speed:,.0f}/s{more}"
                 bar.update(task, completed=done, total=total, state=state)
                 if not self.is_terminal and time.monotonic() >= next_line:
                     typer.echo(f"{what}: {state}", err=True)
@@ -70,10 +70,10 @@ class Output:
         for problem in problems:
             if self._file is not None:
                 self._file.write(json.dumps(asdict(problem)) + "\n")
-            if self._file is None or self._n_shown < _N_SHOWN:
+            if self._file is None or self._n_shown < N_SHOWN:
                 line = printable(problem.line)
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-            elif self._n_shown == _N_SHOWN:
+            elif self._n_shown == N_SHOWN:
                 typer.echo(f"more problems are in {self._file.name}", err=True)
             self._n_shown += 1
         if self._file is not None:

@@ -92,11 +92,11 @@ def search(
 ) -> None:
     """Find the stored images most similar to a new or stored image (or vectors, to a vector), best first."""
     among = make_filter(
-        all_labels=label or (),
-        any_labels=any_label or None,
-        no_labels=without or (),
-        where=where or (),
-        keys=key or None,
+        all_labels=label,
+        any_labels=any_label,
+        no_labels=without,
+        where=where,
+        keys=key,
         added_after=added_after,
         added_before=added_before,
     )

@@ -10,6 +10,7 @@ import typer
 
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.output import Output, print_next
+from hashseek.indexing.cli.stopping import stop_on_signals
 from hashseek.indexing.collection import CATALOG, check_place
 from hashseek.indexing.opening import open_for_adding
 from hashseek.indexing.printing import counted
@@ -60,12 +61,14 @@ def add_vectors(
                 )
         opened = stack.enter_context(open_for_adding(folder, checkpoint=checkpoint, keep_features=keep_features))
         encoder = Searcher.open(opened).vector_encoder
-        report = output.follow(store(opened, encoder, vectors, entries), len(vectors))
+        stop = stack.enter_context(stop_on_signals())
+        report = output.follow(stop.after_one(store(opened, encoder, vectors, entries)), len(vectors))
         opened.save_index()
         typer.echo(
             f"added {report.added}, updated {report.updated}, already stored {report.known}; {opened.place} holds "
             f"{counted(len(opened), 'vector')}; {time.monotonic() - started:.1f} s"
         )
+        stop.exit()
         if own is None:
             print_next(opened.place, f"--of-key {shlex.quote(str(entries[0].key))}")
 

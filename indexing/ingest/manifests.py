@@ -63,7 +63,7 @@ def find_manifest(path: Path) -> Path | None:
         return None
 
 
-def read_manifest(path: Path, *, split: str | None = None) -> Iterator[ImageSource | Problem]:
+def read_manifest(path: Path, *, split: str | None) -> Iterator[ImageSource | Problem]:
     """The images in a list, and problems of its lines; with `split`, only images of that split.
 
     Raises:
@@ -82,7 +82,7 @@ def read_manifest(path: Path, *, split: str | None = None) -> Iterator[ImageSour
         raise BadDataset(f"{path} has no image in the split {split!r}")
 
 
-def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) -> Iterator[ImageSource | Problem]:
+def read_row(row: Row, *, where: str, folder: Path, split: str | None) -> Iterator[ImageSource | Problem]:
     """The image that a row names, if it is in the split, and problems of the row."""
     column = next((name for name in PLACES if row.get(name) not in (None, "")), None)
     place = row[column].strip() if column is not None and isinstance(row[column], str) else ""

@@ -176,7 +176,7 @@ def _truncate_codes(catalog: Catalog, source: Space, report: Reencoded) -> Itera
         after = page[-1].id
 
 
-def read_image(collection: Collection, encoder: Encoder, image: StoredImage, *, allow_private: bool = False) -> Pixels:
+def read_image(collection: Collection, encoder: Encoder, image: StoredImage, *, allow_private: bool) -> Pixels:
     """The pixels of a stored image, prepared for `encoder`.
 
     Raises:
@@ -195,7 +195,7 @@ def encode_stored(
     images: Iterable[StoredImage],
     function: Callable[[Pixels], Iterable[T]],
     *,
-    allow_private: bool = False,
+    allow_private: bool,
 ) -> Iterator[tuple[StoredImage, T | None, str]]:
     """Read stored images again and encode them, see `Encoder.stream`.
 
@@ -219,7 +219,7 @@ def encode_missing(
     report: Reencoded,
     *,
     known: Mapping[str, StoredCode] | None = None,
-    allow_private: bool = False,
+    allow_private: bool,
 ) -> Iterator[Reencoded]:
     """Encode images that have no code in the space and have not failed, unless the code is known; yields progress."""
     after, known = 0, known or {}

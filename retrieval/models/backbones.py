@@ -15,9 +15,9 @@ from torch import nn
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models import mlp, timm_backbones
-from hashseek.retrieval.models.names import PIXELS, TIMM, built, is_from_outside, is_vector_backbone, unknown_backbone
+from hashseek.retrieval.models.names import PIXELS, TIMM, is_from_outside, is_vector_backbone, unknown_backbone
 from hashseek.retrieval.models.torchvision_weights import FILES
-from hashseek.retrieval.plugins import load_named
+from hashseek.retrieval.plugins import built, load_named
 
 # The weights of these networks expect mean = std = 0.5. torchvision uses ImageNet's and converts them inside the
 # network (transform_input); here the preprocessing has them.

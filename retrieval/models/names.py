@@ -1,7 +1,6 @@
 """What the name of a backbone says, without importing torch. `hashseek.retrieval.models.backbones` lists the kinds."""
 
 import importlib.util
-import os
 import re
 from pathlib import Path
 
@@ -22,19 +21,6 @@ def is_vector_backbone(name: str) -> bool:
 def is_from_outside(name: str) -> bool:
     """Whether `name` is "module:function", a function from outside the package."""
     return ":" in name and not is_vector_backbone(name) and not name.startswith(TIMM)
-
-
-def is_trusted(name: str) -> bool:
-    """Whether a checkpoint may name "module:function" as its backbone or data set: using it runs that function.
-
-    It may if this process has built such a backbone already, as training does, or if the environment variable
-    HASHSEEK_PLUGINS (module names, separated by commas) has its module.
-    """
-    return name in built or name.partition(":")[0] in os.environ.get("HASHSEEK_PLUGINS", "").split(",")
-
-
-built: set[str] = set()
-"""Backbones from outside that this process has built."""
 
 
 def widths_of(name: str) -> list[int]:

@@ -1,6 +1,7 @@
 """API keys: which request needs which role, how keys come and go, how often they may be used."""
 
 import logging
+import os
 import re
 import time
 from contextlib import contextmanager
@@ -172,6 +173,9 @@ def test_a_running_service_sees_new_and_revoked_keys(indexed, file, secret, capl
         assert len(caplog.records) == 4
         file.write_text(content)
         assert (status(good), status(other)) == (401, 200)
+        file.write_text(content.replace(hash_of(other), hash_of(good)))  # in place, and of the same size
+        os.utime(file, (1, 1))
+        assert (status(good), status(other)) == (200, 401)
 
 
 def test_the_page_keeps_its_key_in_a_cookie(own_collection, file, secret):

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 from contextlib import closing
 
 import numpy as np
@@ -14,6 +15,7 @@ from hashseek.indexing.collection import CHECKPOINT, Collection, open_or_create
 from hashseek.indexing.vectors import read_entries, read_parquet
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadDataset
 from support.collections import sql
+from support.commands import wait_until
 from support.in_process import run_command
 from support.vector_files import WIDTH, clustered, save_vectors
 
@@ -69,6 +71,42 @@ def test_a_code_does_not_depend_on_the_batch(indexed_vectors):
         together = encoder.features_and_outputs(vectors[:64])[1]
         alone = np.concatenate([encoder.features_and_outputs(row[None])[1] for row in vectors[:64]])
         np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_stores_its_batch_and_the_next_run_continues(start, hashseek, tmp_path, number, code):
+    file, ids = save_vectors(tmp_path, clustered(60))
+    command = ("index", "add", tmp_path / "c", "--vectors", file, "--ids", ids, "--bits", 8)
+    slow = """
+import time, hashseek.indexing.vectors, hashseek.indexing.catalog
+hashseek.indexing.vectors.BATCH = 4
+add = hashseek.indexing.catalog.Catalog.add
+hashseek.indexing.catalog.Catalog.add = lambda *a: (time.sleep(0.15), add(*a))[1]
+"""
+    process = start(*command, before=slow)
+
+    def n_stored():
+        with closing(Collection(tmp_path / "c", read_only=True)) as opened:
+            return len(opened)
+
+    wait_until(lambda: (tmp_path / "c" / "catalog.sqlite").exists() and n_stored() >= 4)
+    process.send(number)
+    assert process.wait() == code
+    n = n_stored()
+    assert 4 <= n < 60
+    assert f"added {n}, " in process.out
+    assert [line.partition(" ")[0] for line in process.err.splitlines()] == ["stopping", "stopped:"]
+    assert f"added {60 - n}, updated 0, already stored {n}" in hashseek(*command)[1]
+
+
+def test_the_most_frequent_labels_are_shown(capsys, tmp_path):
+    labels = [[f"label {i}", "all"] for i in range(40)]
+    hashseek.create_vector_collection(
+        tmp_path / "c", clustered(40), [f"v{i}" for i in range(40)], n_bits=8, labels=labels
+    ).close()
+    last = run_command(capsys, "index", "stats", tmp_path / "c")[1].splitlines()[-1]
+    assert "all 40, label " in last
+    assert (last.count("label "), "21 more" in last) == (19, True)
 
 
 def test_from_files_to_hits_on_the_command_line(capsys, tmp_path):

@@ -1,4 +1,4 @@
-"""Every loss but CLML once more, slowly: loops straight from the formulas of LOSSES.md, in float64.
+"""Every loss but CLML and Bi-half once more, slowly: loops straight from the published formulas, in float64.
 
 `LITERALS` has them by name and `CASES` lists names with options; they share nothing with the fast forms. Also random
 batches, and a loss's value with its gradients.

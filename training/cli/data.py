@@ -55,7 +55,8 @@ def inspect(
     would fail.
     """
     found = find_data(name)
-    chosen = found.options() | dict(parse_assignment(option, example="root=/data") for option in options or ())
+    given = (option.removeprefix("data.") for option in options or ())  # `train` has them in the section `data`
+    chosen = found.options() | dict(parse_assignment(option, example="root=/data") for option in given)
     name = found.name
     if label_file is not None and name != "folder":
         raise BadConfig(f"--write-labels is for a folder of images, not for the data set {name!r}: leave it out")

@@ -11,7 +11,7 @@ from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.devices import PrecisionName
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
-from hashseek.retrieval.models.names import is_trusted
+from hashseek.retrieval.plugins import check_trusted
 from hashseek.training.cli.data import find_data
 from hashseek.training.config import DataSection
 from hashseek.training.data.datasets import build_splits
@@ -173,11 +173,8 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
             raise BadConfig(f"{checkpoint} does not record its training data: choose a data set with --data")
         trained_on = DataSection(**section)
         options = trained_on.options()
-        if ":" in trained_on.name and not is_trusted(trained_on.name):
-            raise BadConfig(
-                f"{checkpoint} was trained on the data set {trained_on.name!r}, which is code outside Hashseek: if you "
-                f"trust it, set HASHSEEK_PLUGINS={trained_on.name.partition(':')[0]}, or pass the data set with --data"
-            )
+        if ":" in trained_on.name:
+            check_trusted(trained_on.name, kind="data set", source=checkpoint)
         if trained_on.name == "folder" and not (root := expand(options["root"])).exists():
             raise BadConfig(
                 f"{checkpoint} was trained on {root}, which does not exist: run the command in the folder where the "

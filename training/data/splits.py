@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Item, OnError, Problem
@@ -19,6 +19,7 @@ Rows = NDArray[np.int64]
 # Types of options, with their limits.
 Seed = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+NameList = Annotated[Sequence[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 NAMES = ("train", "query", "database")
 

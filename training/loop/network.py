@@ -38,11 +38,11 @@ class Network(nn.Module):
         model: HashModel,
         *,
         reads: set[str],
-        logits_on: str | None = None,
-        n_classes: int = 0,
-        projection: ProjectionSection | None = None,
-        from_features: bool = False,
-        dropout: float = 0.0,
+        logits_on: str | None,
+        n_classes: int,
+        projection: ProjectionSection | None,
+        from_features: bool,
+        dropout: float,
     ) -> None:
         super().__init__()
         self.model = model
@@ -90,7 +90,7 @@ class Network(nn.Module):
 class Objective(nn.Module):
     """The loss and the classification loss, if there is one: `Heads` of the whole batch -> terms by name."""
 
-    def __init__(self, loss: nn.Module, *, on: str, partner: nn.Module | None = None, weight: float = 1.0) -> None:
+    def __init__(self, loss: nn.Module, *, on: str, partner: nn.Module | None, weight: float) -> None:
         super().__init__()
         self.loss = loss
         self.on = on
@@ -190,16 +190,15 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
 def _logits_on(config: Config) -> Literal["outputs", "features", "projection"] | None:
     """What a classifier reads; None if no loss classifies."""
     section = config.partner or config.loss
-    return section.on if loss_class(section.name).reads_logits == "instead" else None
+    return section.on if loss_class(section.name).kind == "classification" else None
 
 
 def _check_losses(config: Config, *, n_classes: int) -> None:
     """Refuse losses and sections that contradict each other."""
     on, partner = config.loss.on, config.partner
-    kind = loss_class(config.loss.name)
-    classifies = kind.reads_logits == "instead"
-    if partner is not None and loss_class(partner.name).reads_logits != "instead":
-        known = [name for name in LOSSES if loss_class(name).reads_logits == "instead"]
+    classifies = loss_class(config.loss.name).kind == "classification"
+    if partner is not None and loss_class(partner.name).kind != "classification":
+        known = [name for name in LOSSES if loss_class(name).kind == "classification"]
         raise BadConfig(
             f"partner.name is {partner.name!r}, but a partner must be a classification loss: one of {', '.join(known)}"
         )

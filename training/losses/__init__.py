@@ -125,7 +125,7 @@ def build_loss(
     if nested is None:
         loss = build(n_bits=n_bits)
     else:
-        if found.reads_logits == "instead":
+        if found.kind == "classification":
             raise BadConfig(f"the loss {name!r} uses logits, which have no prefixes: leave nested out")
         check_keys("nested", nested, ("lengths", "weights"), needed=("lengths",))
         loss = Nested(lambda length: build(n_bits=length), n_bits=n_bits, **nested)

@@ -41,8 +41,8 @@ class Loss(nn.Module):
     """What it needs in addition to outputs, labels, memory and logits, e.g. "proxies (learned)"."""
     memory_kind: ClassVar[Literal["none", "raw", "normalized"]] = "none"
     """Whether it compares with a memory, and how a queue should keep the rows: unchanged, or with length 1."""
-    reads_logits: ClassVar[Literal["no", "optional", "instead"]] = "no"
-    """Whether it reads logits: in addition to the outputs if given, or instead of them."""
+    reads_logits: ClassVar[bool] = False
+    """Whether it reads logits, if they are given, in addition to the outputs."""
     reads_features: ClassVar[bool] = False
     """Whether it reads the features that the outputs are computed from."""
 
@@ -119,7 +119,7 @@ class Loss(nn.Module):
         held = None
         if self.memory_kind != "none":
             held = check_memory(memory, rows, n_classes=n_classes, n_bits=n_bits)
-        if self.reads_logits == "no" or logits is None:
+        if not self.reads_logits or logits is None:
             return Batch(rows, binary, held, None, epoch)
         checked, _ = check_batch(logits, labels, n_classes=n_classes, n_bits=n_classes, what="logits")
         return Batch(rows, binary, held, checked, epoch)
@@ -137,7 +137,6 @@ class ClassificationLoss(Loss):
     """
 
     kind = "classification"
-    reads_logits = "instead"
 
     def _checked(self, outputs: Tensor, labels: Tensor, memory: object, logits: Tensor | None, epoch: int) -> Batch:  # noqa: ARG002
         """The logits as the outputs of the batch.

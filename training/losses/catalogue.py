@@ -56,7 +56,7 @@ def in_full(name: str, width: int) -> str:
     for hyper in loss.hyperparameters().values():
         lines.append(f"  {hyper.name} = {_default_and_limits(hyper)}")
         lines += _wrapped(hyper.limits.meaning, width, 6)
-    lines += ["", *_wrapped(_OF_LOGITS if loss.reads_logits == "instead" else _OF_OUTPUTS, width, 0)]
+    lines += ["", *_wrapped(_OF_LOGITS if loss.kind == "classification" else _OF_OUTPUTS, width, 0)]
     return "\n".join(lines)
 
 
@@ -87,7 +87,7 @@ def _of(kind: str) -> list[tuple[str, type[Loss]]]:
 
 def _needs(loss: type[Loss]) -> str:
     queue = () if loss.memory_kind == "none" else ("queue (optional)",)
-    logits = {"no": (), "optional": ("logits (optional)",), "instead": ("logits",)}[loss.reads_logits]
+    logits = ("logits",) if loss.kind == "classification" else ("logits (optional)",) if loss.reads_logits else ()
     return ", ".join((*loss.needs, *queue, *logits))
 
 

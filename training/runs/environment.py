@@ -19,7 +19,7 @@ PACKAGES = ("hashseek", "torch", "torchvision", "numpy", "lightning-fabric", "pi
 _CODE = Path(__file__).resolve().parents[2]
 
 
-def environment(device: torch.device, *, devices: int = 1) -> dict[str, Any]:
+def environment(device: torch.device, *, devices: int) -> dict[str, Any]:
     """Versions, device, cores, git state of the code, and command line of this process."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -47,7 +47,12 @@ def test_a_key_belongs_to_one_request(client):
     assert upload(client, 77, "a").json()["change"] == "added"
     assert_problem(upload(client, 77, "a", params={"x": "1"}), 422, "BadRequest")
     assert removal(client, key("a")).json() == {"removed": 6}
-    assert client.get("/v1/images", headers=key("a")).json()["total"] == 7
+    left = client.get("/v1/images", headers=key("a")).json()
+    assert left["total"] == 7
+    for image in left["images"][:2]:
+        address = f"/v1/images/{image['id']}"
+        assert client.patch(address, json={}, headers=key("a")).json() == image
+        assert client.delete(address, headers=key("a")).status_code == 204
     assert_problem(upload(client, 78, "a" * 256), 422, "BadRequest")
     assert upload(client, 78, "a" * 255).status_code == 201
 

@@ -8,7 +8,7 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -82,9 +82,11 @@ def test_removing_is_all_or_nothing(catalog):
 @pytest.mark.parametrize("image_id", [-1, 7, 2**63])
 def test_unknown_ids_of_any_size(catalog, image_id):
     catalog.add(images(1))
-    for ask in (catalog.one, catalog.code_of):
+    changes = ({"labels": ["a"]}, {"attributes": {"n": 1}}, {})
+    for ask in (catalog.one, catalog.code_of, *(partial(catalog.update, **change) for change in changes)):
         with pytest.raises(UnknownImage):
             ask(image_id)
+    assert (catalog.label_counts(), catalog.generation()) == ({}, 1)
 
 
 def test_pages_and_labels(catalog):

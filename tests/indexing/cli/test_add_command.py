@@ -136,7 +136,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(hashseek, own_collec
     code, _, err = hashseek("index", "add", own_collection, pictures, "--device", "cpu", before=before)
     assert code == 0
     assert err.startswith("adding: 12, ")
-    assert err.endswith(" images/s, 0 skipped\n")
+    assert err.endswith("/s, 0 skipped\n")
 
 
 def test_watching_follows_a_folder_until_it_is_stopped(start, tmp_path, checkpoint):

@@ -172,10 +172,11 @@ def test_invalid_snapshots_and_folders_are_refused(collection, tmp_path, monkeyp
             restore(tmp_path / name, tmp_path / "new")
         assert not (tmp_path / "new").exists()
     before = content(collection)
-    for place in (collection.folder, tmp_path / "text", tmp_path / "a" / "b"):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    for place in (collection.folder, tmp_path / "text", tmp_path / "a" / "b", tmp_path / "link"):
         with pytest.raises(BadCollection):
             restore(tmp_path / "s.tar", place)
-    (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(BadCollection):  # it could not be replaced at the end
         restore(tmp_path / "s.tar", Path())
@@ -200,13 +201,19 @@ def test_a_snapshot_holds_each_file_once_and_is_refused_without_any_of_them(coll
             assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "files/../../outside", "index/codes.bin", "sparse"])
+@pytest.mark.parametrize(
+    "name", ["../outside", "/tmp/outside", "files/../../outside", "index/codes.bin", "sparse", "back"]
+)
 def test_a_snapshot_cannot_write_outside_its_folder_or_fill_the_disk(collection, tmp_path, name):
     snapshot(collection, tmp_path / "s.tar")
     with tarfile.open(tmp_path / "s.tar") as old, tarfile.open(tmp_path / "evil.tar", "w") as new:
         for member in old:
             if member.name == "catalog.sqlite" and name == "sparse":  # 64 TB of holes, as GNU tar writes them
                 member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(2**46)}
+            elif member.name == "catalog.sqlite" and name == "back":  # the next member would be this one, for ever
+                member.size = -512
+                new.fileobj.write(member.tobuf(tarfile.GNU_FORMAT))
+                continue
             elif member.name == "catalog.sqlite":
                 added = tarfile.TarInfo(name)
                 added.size = member.size

@@ -87,7 +87,7 @@ def test_a_query_that_is_in_the_database_can_be_left_out_of_its_own_ranking():
         np.testing.assert_array_equal(found.gains[query, : alone.gains.shape[1]], alone.gains[0])
     # Of two queries, only the second is in the database: there, the first has another code or fewer labels.
     two, pair = np.array([[0], [7]], np.uint8), np.array([[1, 1], [1, 0]], np.uint8)
-    fewer = np.array([[1, 0], [0, 1]], np.uint8)
+    fewer = np.array([[1, 0], [1, 0]], np.uint8)
     for items, theirs in ((two ^ np.array([[1], [0]], np.uint8), pair), (two, pair[::-1]), (two, fewer)):
         elsewhere = histograms(two, items, pair, theirs, n_bits=6, graded=True)
         with pytest.raises(BadCodes):

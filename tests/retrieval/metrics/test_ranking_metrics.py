@@ -214,6 +214,7 @@ def test_n_beyond_the_database_is_the_whole_database_and_nothing_relevant_scores
     np.testing.assert_array_equal(average_precision(found, n=99), average_precision(found, n=None))
     assert average_precision(found, n=None).expected.tolist() == [0.0, 1.0]
     assert precision(found, n=99).expected[1] == pytest.approx(1 / 3)
+    assert lookup(found).recall.tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(

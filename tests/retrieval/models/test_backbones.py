@@ -250,11 +250,14 @@ def test_a_backbone_from_outside_is_trained_saved_and_loaded_by_its_module(monke
     assert loaded.model.n_features == 5
     assert loaded.header.image_preprocessing().mean == IMAGENET["mean"]
     monkeypatch.delitem(sys.modules, "my_backbones")
-    monkeypatch.setattr("hashseek.retrieval.models.names.built", set())  # as in another process
+    monkeypatch.setattr("hashseek.retrieval.plugins.built", set())  # as in another process
     with pytest.raises(BadCheckpoint, match="HASHSEEK_PLUGINS=my_backbones"):
         load_checkpoint(run.best)
+    monkeypatch.setenv("HASHSEEK_PLUGINS", "others")
+    with pytest.raises(BadCheckpoint, match="HASHSEEK_PLUGINS=others,my_backbones"):
+        load_checkpoint(run.best)
     assert "my_backbones" not in sys.modules
-    monkeypatch.setenv("HASHSEEK_PLUGINS", "others,my_backbones")
+    monkeypatch.setenv("HASHSEEK_PLUGINS", "others, my_backbones")
     assert load_checkpoint(run.best).model.n_features == 5
     for name in ("my_backbones:wrong", "my_backbones:none", "no_such_module:small"):
         with pytest.raises(BadConfig, match=name):

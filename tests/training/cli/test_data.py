@@ -290,7 +290,7 @@ def test_a_refused_run_can_be_repeated_with_on_error_skip(run, tmp_path):
 @needs_data
 def test_what_is_known_of_the_real_photographs(run):
     code, out, _ = run(
-        "inspect", "folder", f"root={DATA}/mirflickr25k_128", "ignore_columns=['deephash_split']", "--json"
+        "inspect", "folder", f"root={DATA}/mirflickr25k_128", "data.ignore_columns=deephash_split", "--json"
     )
     assert code == 0
     facts = json.loads(out)

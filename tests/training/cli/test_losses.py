@@ -65,7 +65,7 @@ def test_a_loss_in_full(name):
     for hyper in loss.hyperparameters().values():
         assert f"{hyper.name} = " in text
         assert flat(hyper.limits.meaning) in text
-    assert ("nested" in text) == (loss.reads_logits != "instead")
+    assert ("nested" in text) == (loss.kind != "classification")
     assert run(name).startswith(f"{name}\n")
 
 

@@ -264,18 +264,29 @@ def test_vectors_train_and_their_mistakes_are_named(tmp_path):
     def save() -> None:
         np.savez(tmp_path / "scene.npz", X=vectors, Y=labels, split=split, label_names=np.array(list("abcd")))
 
-    def settings(backbone: str):
-        return run_config(
-            tmp_path,
-            data={"name": "scene"},
-            model={"backbone": backbone, "size": None, "crop_fraction": None},
-            optimizer={"lr": 1e-2, "schedule": "restarts", "restart_epochs": 2},
-            train={"epochs": 6, "batch_size": 20, "views": 2, "noise": 0.1},
-        )
+    def settings(backbone: str, **sections: dict):
+        given = {
+            "optimizer": {"lr": 1e-2, "schedule": "restarts", "restart_epochs": 2},
+            "train": {"epochs": 6, "batch_size": 20, "views": 2, "noise": 0.1},
+        } | sections
+        model = {"backbone": backbone, "size": None, "crop_fraction": None}
+        return run_config(tmp_path, data={"name": "scene"}, model=model, **given)
 
     save()
-    losses = [row["loss"] for row in read_records(fit(settings("mlp:9-16"), out=tmp_path / "run").run.log)]
-    assert losses[-1] < losses[0]
+    run = fit(settings("mlp:9-16"), out=tmp_path / "run").run
+    log = read_records(run.log)
+    assert log[-1]["loss"] < log[0]["loss"]
+    rates = [100 * row["lr"] for row in log]  # at the end of each epoch: a period of two epochs, then one of four
+    assert rates == pytest.approx([0.5, 1, 0.853553, 0.5, 0.146447, 1], rel=1e-3)
+    fit_rows, _ = validation_part(60, settings("mlp:9-16"))
+    np.testing.assert_allclose(load_file(run.last)["backbone.mean"], vectors[fit_rows].mean(axis=0), rtol=1e-4)
+    still = {"optimizer": {"lr": 1e-30}, "loss": {"name": "bce"}}  # a mean over images
+    means = []
+    for n_rows in (20, 60):  # the last batch is smaller, or the only one
+        sections = {**still, "train": {"epochs": 1, "batch_size": n_rows}}
+        run = fit(settings("mlp:9-16", **sections), out=tmp_path / str(n_rows)).run
+        means.append(read_records(run.log)[0]["loss"])
+    assert means[0] == pytest.approx(means[1], rel=1e-5)
     with pytest.raises(BadConfig, match="vectors of 8"):
         fit(settings("mlp:8-16"), out=tmp_path / "b")
     with pytest.raises(BadConfig, match="mlp:9-512-512"):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:HBL's margins need")
 
 WRAPPED = ("hyp2", {"nested": {"lengths": [5, 6]}, "quantization": {"kind": "logcosh", "weight": 1}})
 ALL = [*CASES, ("clml", {}), ("clml", {"floor": 0.0, "scale": "none", "count_empty": True}), WRAPPED]
-CLASSIFICATION = [name for name in LOSSES if loss_class(name).reads_logits == "instead"]
+CLASSIFICATION = [name for name in LOSSES if loss_class(name).kind == "classification"]
 WITH_MEMORY = [name for name in LOSSES if loss_class(name).memory_kind != "none"]
 UNSUPERVISED = [(name, {}) for name in LOSSES if loss_class(name).kind == "unsupervised"]
 CONTRASTIVE = [name for name in LOSSES if loss_class(name).kind == "contrastive" and name != "clml"]
@@ -74,6 +74,10 @@ def everything_for(name, hyper):
         labels,
         given,
     )
+
+
+def test_every_loss_has_a_literal_form():
+    assert LOSSES.keys() - dict(CASES).keys() == {"clml", "bihalf"}, "add it to tests/support/literal_losses.py"
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)

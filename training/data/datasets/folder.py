@@ -22,6 +22,7 @@ from hashseek.retrieval.label_files import (
 )
 from hashseek.training.data.paths import expand
 from hashseek.training.data.splits import (
+    NameList,
     Seed,
     Share,
     Splits,
@@ -37,9 +38,9 @@ def folder(
     *,
     root: str,
     split_column: str = "split",
-    ignore_columns: Sequence[str] = (),
-    drop_labels: Sequence[str] = (),
-    labels: Sequence[str] | None = None,
+    ignore_columns: NameList = (),
+    drop_labels: NameList = (),
+    labels: NameList | None = None,
     on_error: OnError = "stop",
     query_fraction: Share = 0.1,
     train_fraction: Share = 0.5,

@@ -21,7 +21,7 @@ from hashseek.training.data.image_table import (
     with_remedy,
 )
 from hashseek.training.data.paths import expand
-from hashseek.training.data.splits import NAMES, Rows, Seed, Splits, refuse_unused
+from hashseek.training.data.splits import NAMES, NameList, Rows, Seed, Splits, refuse_unused
 
 LABELS = (
     *("animals", "baby", "baby_r1", "bird", "bird_r1", "car", "car_r1", "clouds", "clouds_r1", "dog", "dog_r1"),
@@ -47,7 +47,7 @@ def mirflickr(
     n_query: int = 1000,
     n_train: int = 4000,
     split_seed: Seed = 0,
-    drop_labels: Sequence[str] = (),
+    drop_labels: NameList = (),
     download: bool = False,
     on_error: OnError = "stop",
 ) -> Splits:

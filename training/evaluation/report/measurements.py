@@ -93,13 +93,14 @@ def measure_histograms(
         seed: seed of the bootstrap.
     """
     metrics = metrics_of_histograms(found, ns=ns, normalizer=normalizer)
-    tied = [float(tied_at_cut(found, n=n).mean()) for n in ns]
-    served = [float(values.mean()) for values in ranking.average_precision]
     relevant = found.relevant.sum(axis=0)
     irrelevant = found.total.sum(axis=0) - relevant
     means = class_distances(found)
     return Measurements(
-        _scores(metrics, query_labels, ns=ns, tied=tied, as_served=served, seed=seed),
+        [
+            _score(found, metrics, ap, query_labels, n=n, seed=seed)
+            for n, ap in zip(ns, ranking.average_precision, strict=True)
+        ],
         metrics,
         found.n_relevant,
         found.n_database,
@@ -123,17 +124,19 @@ def label_scores(
     ]
 
 
-def _scores(
+def _score(
+    found: Histograms,
     metrics: dict[str, MetricValues],
+    served: NDArray[np.float64],
     query_labels: Labels,
     *,
-    ns: Sequence[int],
-    tied: Sequence[float],
-    as_served: Sequence[float],
+    n: int,
     seed: int,
-) -> list[Score]:
+) -> Score:
+    """The scores at N; `served`: AP (Q,) in the order of search."""
+
     def mean(name: str) -> MeanValue:
-        values = metrics[name]
+        values = metrics[f"{name}@{n}"]
         interval = bootstrap(values.expected, seed=seed)
         return MeanValue(
             expected=interval.mean,
@@ -144,20 +147,17 @@ def _scores(
             macro=per_label(values.expected, query_labels).macro,
         )
 
-    return [
-        Score(
-            n,
-            mean_average_precision=mean(f"AP@{n}"),
-            precision=mean(f"precision@{n}"),
-            recall=mean(f"recall@{n}"),
-            ndcg=mean(f"nDCG@{n}"),
-            acg=mean(f"ACG@{n}"),
-            wap=mean(f"WAP@{n}"),
-            tied=tied[place],
-            as_served=as_served[place],
-        )
-        for place, n in enumerate(ns)
-    ]
+    return Score(
+        n,
+        mean_average_precision=mean("AP"),
+        precision=mean("precision"),
+        recall=mean("recall"),
+        ndcg=mean("nDCG"),
+        acg=mean("ACG"),
+        wap=mean("WAP"),
+        tied=float(tied_at_cut(found, n=n).mean()),
+        as_served=float(served.mean()),
+    )
 
 
 def _curves(found: Histograms, *, largest: int) -> Curves:

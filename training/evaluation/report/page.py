@@ -22,8 +22,8 @@ def as_html(
     report: EvaluationReport,
     svgs: Mapping[str, str],
     *,
-    query_paths: Sequence[Path] = (),
-    database_paths: Sequence[Path] = (),
+    query_paths: Sequence[Path],
+    database_paths: Sequence[Path],
 ) -> str:
     """The page.
 

@@ -36,7 +36,7 @@ class CLML(Loss):
     formula = "Eqs. 4, 6-10; code chuangua/ContrastiveLossMLML 7dcac9a"
     use = "missing labels: an addition to a classification loss, on the raw features before its layer"
     needs = ("a classification loss of the logits",)
-    reads_logits = "optional"
+    reads_logits = True
 
     lam: Annotated[float, Number("weight of the term", least=0)] = 1.0
     floor: Annotated[

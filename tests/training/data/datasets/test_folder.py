@@ -70,7 +70,7 @@ def test_a_bad_line_is_refused_or_skipped(root):
     splits = build_splits("folder", root=str(root), on_error="skip")
     assert ["colour" in problem.reason for problem in splits.problems] == [True, False]
     assert sum(len(part) for part in (splits.train, splits.query, splits.database)) == 19
-    skipped = build_splits("folder", root=str(root), on_error="skip", ignore_columns=["colour"])
+    skipped = build_splits("folder", root=str(root), on_error="skip", ignore_columns="colour")
     assert [problem.missing for problem in skipped.problems] == [True]
 
 

@@ -6,7 +6,7 @@ from hashseek.training.losses import LOSSES, build_loss, loss_class
 from hashseek.training.losses.hashing.zeta import zeta
 from support.literal_losses import batch, features_for
 
-CLASSIFICATION = [name for name in LOSSES if loss_class(name).reads_logits == "instead"]
+CLASSIFICATION = [name for name in LOSSES if loss_class(name).kind == "classification"]
 
 # Says that batches as small as these leave half of it untrained.
 pytestmark = pytest.mark.filterwarnings("ignore:HBL's margins need")
