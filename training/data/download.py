@@ -43,8 +43,6 @@ def read_or_download(
         except Incomplete:
             for archive in archives:
                 unpack(fetch(archive, root), root / archive.into)
-        except BadDataset:
-            pass  # a download would not help
     with with_remedy(f"unpack {' and '.join(a.url for a in archives)} in {root}, or set download = true"):
         return read(on_error)
 
