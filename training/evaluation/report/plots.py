@@ -115,18 +115,16 @@ def _precision_curve(report: EvaluationReport, axes: "Axes") -> None:
 
 
 def _random_order(report: EvaluationReport, axes: "Axes") -> None:
-    chance = report.data.get("chance_(share_of_relevant_pairs)")
-    if isinstance(chance, float):
-        axes.axhline(chance, color=FAINT, linewidth=1, linestyle=(0, (1, 2)), label="share of relevant pairs")
+    chance = report.data["chance_(share_of_relevant_pairs)"]
+    axes.axhline(chance, color=FAINT, linewidth=1, linestyle=(0, (1, 2)), label="share of relevant pairs")
 
 
 def _precision_recall(report: EvaluationReport, axes: "Axes") -> None:
     curves = report.curves
     axes.plot(curves.recall, curves.precision, color=SERIES[0], label="over rank")
     within = np.array(curves.precision_skip, float)  # None, at radii where nothing was found, becomes NaN
-    if not np.isnan(within).all():
-        label = "over Hamming radius"
-        axes.plot(curves.radius_recall, within, "o-", color=SERIES[1], linewidth=1.2, markersize=3, label=label)
+    label = "over Hamming radius"
+    axes.plot(curves.radius_recall, within, "o-", color=SERIES[1], linewidth=1.2, markersize=3, label=label)
     if report.baseline_recall:
         recall, precision, dashed = report.baseline_recall, report.baseline_precision, (0, (4, 2))
         axes.plot(recall, precision, color=SERIES[2], linestyle=dashed, label=report.baseline_name)
