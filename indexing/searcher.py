@@ -88,8 +88,6 @@ class SearchOptions:
             raise BadConfig(f"there is no ranking {self.rank!r}: use one of {', '.join(RANKS)}")
         if self.oversample < 1:
             raise BadConfig(f"oversample is a factor of k and must be at least 1, got {self.oversample}")
-        if self.offset < 0:
-            raise BadConfig(f"offset is the number of results to skip and must be at least 0, got {self.offset}")
 
 
 @dataclass(frozen=True)
