@@ -42,7 +42,7 @@ class ServiceAgreement:
         """mAP@N of both, and every difference."""
         rows = [[str(n), f"{a:.6f}", f"{b:.6f}", f"{a - b:+.6f}"] for n, (a, b) in self.mean_ap.items()]
         text = (
-            f"{self.url}, hashseek {self.version or 'of unknown version'}: {self.equal} of "
+            f"{self.url}, hashseek {self.version}: {self.equal} of "
             f"{self.equal + len(self.differences)} queries have the same ranking (ids and distances of the first "
             f"{self.ranks})."
         )
