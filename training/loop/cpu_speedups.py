@@ -4,7 +4,6 @@ Modules stay in place and keep their parameters, so state dicts, optimizers and 
 """
 
 import ctypes
-import sys
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +33,6 @@ def keep_freed_memory() -> None:
     Otherwise every large tensor on a CPU is a new mapping that the system fills with zeros page by page, which took a
     fifth of the time of a step. This holds for the rest of the process; with other C libraries nothing happens.
     """
-    if sys.platform != "linux":
-        return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_M_MMAP_MAX, 0)
