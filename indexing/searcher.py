@@ -181,7 +181,7 @@ class Searcher:
         return cls(open_encoder(collection, checkpoint, **options), collection)
 
     @classmethod
-    def of_stored(cls, collection: Store, *, checkpoint: Path | None = None) -> Self:
+    def of_stored(cls, collection: Store, *, checkpoint: Path | None) -> Self:
         """A searcher that loads no network and can search only with stored images and codes.
 
         Raises:

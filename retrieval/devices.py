@@ -54,7 +54,7 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
-def is_cpu(name: str = "auto") -> bool:
+def is_cpu(name: str) -> bool:
     """Whether `pick_device` returns the CPU. torch is imported only if this machine may have a GPU.
 
     Raises:

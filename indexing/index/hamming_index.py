@@ -62,7 +62,7 @@ class HammingIndex:
     n_bits: int
     ids: Ids
     rows: PlainCodes | DistinctCodes
-    kind: str = "exact"
+    kind: str
     approximate: Approximate | None = None
     recall: Mapping[int, float] = field(default_factory=dict)
     gpu: Gpu | None = None

@@ -184,7 +184,7 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
 
 
 @contextmanager
-def open_export(file: Path, fingerprint: str | None = None) -> Iterator[tuple[Iterator[list[NewImage]], list[Problem]]]:
+def open_export(file: Path, fingerprint: str | None) -> Iterator[tuple[Iterator[list[NewImage]], list[Problem]]]:
     """Open an export, whose codes must be of the checkpoint with this fingerprint, if one is given.
 
     Yields:

@@ -238,7 +238,7 @@ class MilvusStore:
 
     # ------------------------------------------------------------ reading
 
-    def _query(self, among: str, fields: list[str], limit: int, consistency: str | None = None) -> list[Row]:
+    def _query(self, among: str, fields: list[str], limit: int, consistency: str | None) -> list[Row]:
         # Only changes ask for "Strong" regardless of the URI; they wait as long as their writes.
         call = self._connection.write if consistency == "Strong" else self._connection.read
         found = call(

@@ -203,7 +203,7 @@ def split_table(
     train_in_database: bool = False,
     published: tuple[int, int, int] | None = None,
     problems: Sequence[Problem] = (),
-    on_error: OnError = "stop",
+    on_error: OnError,
 ) -> Splits:
     """The splits of `table`, whose files lie below `root`.
 

@@ -125,7 +125,7 @@ def render_shapes(
     return listing
 
 
-def render_scene(rng: np.random.Generator, *, size: int = 128) -> tuple[Image.Image, tuple[str, ...]]:
+def render_scene(rng: np.random.Generator, *, size: int) -> tuple[Image.Image, tuple[str, ...]]:
     """One scene: an RGB picture of `size` x `size` pixels and its labels in the order of `LABELS`."""
     scene = plan_scene(rng)
     return draw_scene(scene, rng, size), scene_labels(scene)
