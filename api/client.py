@@ -4,8 +4,8 @@
         for hit in client.search("query.jpg", k=5).hits:
             print(hit.distance, hit.path)
 
-A request that gets 429, 502, 503 or 504, or whose connection breaks, is sent again; the service makes
-each change only once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
+A request that gets 429, 502, 503 or 504, or whose connection breaks, is sent again; the service makes each change only
+once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
 """
 
 import asyncio

@@ -52,7 +52,6 @@ log = logging.getLogger("hashseek")
 
 CATALOG, CHECKPOINT, INDEX = "catalog.sqlite", "checkpoint.safetensors", "index"
 _CACHED_FILTERS = 8
-_REMOVED_AT_ONCE = 5000  # images; takes about a second
 
 
 class Limits(TypedDict, total=False):
@@ -211,17 +210,11 @@ class Collection:
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
         """Remove images, all or none, and delete the files that the collection kept of them.
 
-        With `missing_ok`, ids that are not stored are ignored, and the images are removed in several transactions:
-        other processes can write in between.
+        With `missing_ok`, ids that are not stored are ignored.
 
         Raises:
             UnknownImage: an id is not stored.
         """
-        step = _REMOVED_AT_ONCE if missing_ok else max(len(ids), 1)
-        for start in range(0, len(ids), step):
-            self._remove(ids[start : start + step], missing_ok=missing_ok)
-
-    def _remove(self, ids: list[int], *, missing_ok: bool) -> None:
         kept: set[str] = set()
         for start in range(0, len(ids), 1000):  # all records might not fit in memory
             records = self.catalog.get(ids[start : start + 1000])

@@ -172,8 +172,7 @@ def read_label_file(
 
 def _ignoring(columns: Sequence[str]) -> str:
     """The setting that ignores these columns, as one writes it on a command line."""
-    names = columns[0] if len(columns) == 1 and columns[0].isidentifier() else json.dumps(columns, ensure_ascii=False)
-    return shlex.quote(f"data.ignore_columns={names}")
+    return shlex.quote(f"data.ignore_columns={json.dumps(columns, ensure_ascii=False)}")
 
 
 def without_labels(labels: Iterable[str], patterns: Sequence[str]) -> tuple[str, ...]:
@@ -257,7 +256,7 @@ def _csv_rows(lines: Iterator[str], source: Path, one_of: Sequence[str]) -> Iter
         row = dict(zip(names, fields, strict=False))
         row.pop("", None)  # pandas writes its index without a name
         if fields and len(fields) != len(names):
-            reason = f"it has {len(fields)} fields, but the first line names {len(names)} columns"
+            reason = f"its number of fields is {len(fields)}, but the first line names {len(names)} columns"
             if len(fields) > len(names):
                 reason += " (use semicolons between labels)"
         elif {"\n", "\r"} & set(row.get("labels", "")):  # other columns may have several lines

@@ -45,7 +45,7 @@ def load_named(name: str, *, kind: str) -> Any:
     return getattr(module, attribute)
 
 
-def check_trusted(name: str, *, kind: str, source: Path) -> None:
+def check_trusted(name: str, *, kind: str, source: Path, or_else: str = "") -> None:
     """Check that a checkpoint may name "module:Name" as its backbone or data set: using it runs that function.
 
     It may if this process has built such a backbone already, as training does, or if the environment variable
@@ -55,6 +55,7 @@ def check_trusted(name: str, *, kind: str, source: Path) -> None:
         name: "module:Name".
         kind: see `load_named`.
         source: the file of the checkpoint.
+        or_else: what else one can do, for the message.
 
     Raises:
         BadCheckpoint: it may not.
@@ -64,5 +65,5 @@ def check_trusted(name: str, *, kind: str, source: Path) -> None:
     if name not in built and module not in trusted:
         raise BadCheckpoint(
             f"{source} names the {kind} {name!r}, which is code outside Hashseek: if you trust it, set "
-            f"HASHSEEK_PLUGINS={','.join([*trusted, module])}"
+            f"HASHSEEK_PLUGINS={','.join([*trusted, module])}{or_else}"
         )

@@ -182,12 +182,15 @@ class Catalog:
             UnknownImage: an id is not stored.
         """
         with self._db.writing() as (db, generation):
-            for image_id in dict.fromkeys(ids):
-                if not _fits(image_id) or db.execute("DELETE FROM images WHERE id = ?", (image_id,)).rowcount == 0:
-                    if missing_ok:
-                        continue
-                    raise UnknownImage(f"there is no image {image_id} in the collection")
-                db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?)", (image_id, generation))
+            wanted = json.dumps([int(i) for i in ids if _fits(i)])
+            of_these = "FROM images WHERE id IN (SELECT value FROM json_each(?))"
+            if not missing_ok:
+                known = {row[0] for row in db.execute(f"SELECT id {of_these}", (wanted,))}
+                for image_id in ids:
+                    if image_id not in known:
+                        raise UnknownImage(f"there is no image {image_id} in the collection")
+            db.execute(f"INSERT OR REPLACE INTO removed SELECT id, ? {of_these}", (generation, wanted))
+            db.execute(f"DELETE {of_these}", (wanted,))
 
     def give_keys(self, keys: Mapping[int, str]) -> None:
         """Assign keys (by id) to records; keys that are too long or used by another record are skipped."""

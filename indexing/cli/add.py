@@ -118,7 +118,7 @@ def add(
         bool,
         typer.Option(
             "--trust-mtime",
-            help="Skip files whose size and modification time are unchanged, unless labels or a key are new.",
+            help="Skip files with unchanged size and modification time, unless labels, attributes or a key are new.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -130,7 +130,7 @@ def add(
     prune: Annotated[
         bool, typer.Option("--prune", help="With --watch: remove images whose files were deleted.")
     ] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two checks.")] = 2.0,
+    every: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two checks, or longer.")] = 2.0,
     allow_private: AllowPrivate = False,
     url_megabytes: Annotated[int, typer.Option(min=1, help="Largest file to download, in MiB.")] = MAX_BYTES // 2**20,
     url_seconds: Annotated[
@@ -344,12 +344,14 @@ class _Run:
         watch = Watch(collection.catalog, folders, ignore=own_files, labels=self.sources.labels)
         while True:
             started = time.monotonic()
-            report, deleted = IngestReport(), list[int]()
+            report, deleted, rest = IngestReport(), list[int](), every
             try:
                 with closing(self._ingest(watch.changes())) as reports:
                     for report in reports:
                         self.output.show(report.problems)
                         watch.settle(report)
+                if not report.done:  # looking through very many files takes long: it may take a quarter of the time
+                    rest = max(every, 3 * (time.monotonic() - started))
                 if prune and not self.stop.is_set() and (deleted := watch.deleted()):
                     collection.remove(deleted, missing_ok=True)
                     report.removed = len(deleted)
@@ -362,8 +364,6 @@ class _Run:
             if report.done or report.removed:
                 typer.echo(f"{_outcome(report)}; {collection.folder} holds {counted(len(collection), 'image')}")
             total = total.plus(report)
-            # Looking through very many files takes long: it may take a quarter of the time.
-            rest = every if report.done else max(every, 3 * (time.monotonic() - started))
             if self.stop.wait(rest):
                 return total
 

@@ -143,7 +143,7 @@ def _most_frequent(counts: dict[str, int]) -> dict[str, int] | str:
     if len(counts) <= N_SHOWN:
         return counts
     most = sorted(counts.items(), key=lambda item: -item[1])[:N_SHOWN]
-    return f"{_line(dict(most))} and {len(counts) - N_SHOWN:,} more labels (--json shows all)"
+    return f"{_line(dict(most))} and {counted(len(counts) - N_SHOWN, 'more label')} (--json shows all)"
 
 
 def _line(content: dict[str, Any]) -> str:

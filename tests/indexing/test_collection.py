@@ -411,24 +411,6 @@ def test_many_images_are_removed_without_all_their_records_in_memory(tmp_path):
     assert peak < 400 * n  # a record takes 1,000 bytes
 
 
-def test_others_can_write_while_many_images_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("hashseek.indexing.collection._REMOVED_AT_ONCE", 3)
-    [new] = new_images(np.ones((1, 1), np.uint8))
-    with closing(code_collection(tmp_path, n_bits=8)) as collection, closing(Collection(tmp_path)) as other:
-        collection.add(new_images(np.zeros((8, 1), np.uint8)))
-        remove = collection.catalog.remove
-        added = []
-
-        def remove_and_add(ids, **options):
-            remove(ids, **options)
-            added.extend(other.add([replace(new, path=f"/new/{len(added)}", sha256=f"{len(added):064}")]))
-
-        monkeypatch.setattr(collection.catalog, "remove", remove_and_add)
-        collection.remove(list(range(1, 9)), missing_ok=True)
-        assert [image_id for image_id, _ in added] == [9, 10, 11]
-        assert [image.id for image in collection.browse(None, limit=99)[0]] == [9, 10, 11]
-
-
 def test_unknown_ids_of_any_size_are_not_removed(tmp_path):
     with closing(code_collection(tmp_path, n_bits=8)) as collection:
         collection.add(new_images(np.zeros((2, 1), np.uint8)))

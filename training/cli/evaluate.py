@@ -174,7 +174,8 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
         trained_on = DataSection(**section)
         options = trained_on.options()
         if ":" in trained_on.name:
-            check_trusted(trained_on.name, kind="data set", source=checkpoint)
+            or_else = ", or pass the data set with --data"
+            check_trusted(trained_on.name, kind="data set", source=checkpoint, or_else=or_else)
         if trained_on.name == "folder" and not (root := expand(options["root"])).exists():
             raise BadConfig(
                 f"{checkpoint} was trained on {root}, which does not exist: run the command in the folder where the "

@@ -191,7 +191,11 @@ def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> 
                 )
             free[chosen] = False
             parts[split].append(chosen)
-    return {**{split: np.concatenate(chosen) for split, chosen in parts.items()}, "database": order[free[order]]}
+    rows = {split: np.concatenate(chosen) for split, chosen in parts.items()}
+    rows["database"] = order[free[order]]
+    if not len(rows["database"]):
+        raise BadConfig(f"n_query {n_query} and n_train {n_train} leave no image of {n} for the database: lower them")
+    return rows
 
 
 def split_table(

@@ -108,7 +108,7 @@ def test_a_checkpoint_names_no_function_to_run(tmp_path, capsys, monkeypatch, co
     save_checkpoint(made, model, PREPROCESSING, label_names=("a", "b"), training=training)
     code, _, error = run_command(capsys, command, made)
     assert (code, len(error.splitlines())) == (2, 1)
-    assert "HASHSEEK_PLUGINS=os" in error
+    assert "HASHSEEK_PLUGINS=os, or pass the data set with --data" in error
     assert not ran.exists()
     monkeypatch.setenv("HASHSEEK_PLUGINS", "os")
     assert run_command(capsys, command, made)[0] == 2  # mkdir returns no splits
