@@ -273,6 +273,13 @@ def test_missing_rows_and_tables_are_reported_as_damage(path, damage):
         use()
 
 
+def test_a_feature_that_a_flipped_bit_turned_into_text_is_read(path, catalog):
+    catalog.add(images(2))
+    sql(path, "INSERT INTO features VALUES (1, 1, x'4142'), (1, 2, 'AB')")
+    found, features = catalog.spaces.features_of([1, 2])
+    assert (sorted(found), features.tobytes()) == ([1, 2], b"ABAB")
+
+
 def test_special_characters_in_the_path(tmp_path, path):
     odd = tmp_path / "a?mode=memory#b %20\nü" / "catalog.sqlite"
     odd.parent.mkdir()
