@@ -98,8 +98,14 @@ class Settings:
         return several or {"": self.collection}
 
     def subfolders(self) -> dict[str, Path]:
-        """Subfolders with a collection by name, except hidden ones and those with unprintable names."""
-        folders = [found.parent for found in sorted(self.collection.glob(f"[!.]*/{CATALOG}"))]
+        """Subfolders with a collection by name, except hidden ones and those with unprintable names.
+
+        Raises:
+            OSError: they cannot be listed.
+        """
+        # Not by a single `glob`, which takes a folder that cannot be listed for an empty one.
+        entries = sorted(self.collection.iterdir()) if self.collection.is_dir() else []
+        folders = [folder for folder in entries if folder.name[0] != "." and any(folder.glob(CATALOG))]
         return {folder.name: folder for folder in folders if folder.name.isprintable()}  # False if it is not UTF-8
 
     def hosts(self) -> frozenset[str]:

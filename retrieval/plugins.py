@@ -26,7 +26,7 @@ def load_named(name: str, *, kind: str) -> Any:
         kind: what the name stands for, used in messages: "loss", "data set" or "backbone".
 
     Raises:
-        BadConfig: the name is malformed, the module cannot be imported, or it has no such attribute.
+        BadConfig: the name is malformed, the module cannot be imported, or it has no such function or class.
     """
     module_name, _, attribute = name.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
@@ -42,7 +42,10 @@ def load_named(name: str, *, kind: str) -> Any:
         ) from error
     if not hasattr(module, attribute):
         raise BadConfig(f"the module {module_name!r} of the {kind} {name!r} has no attribute {attribute!r}")
-    return getattr(module, attribute)
+    found = getattr(module, attribute)
+    if not callable(found):
+        raise BadConfig(f"the {kind} {name!r} is of type {type(found).__name__}: name a function or a class")
+    return found
 
 
 def check_trusted(name: str, *, kind: str, source: Path, or_else: str = "") -> None:

@@ -153,8 +153,9 @@ class CodeSpaces:
         Raises:
             CatalogDamaged: features have different lengths.
         """
-        query = (
-            "SELECT image_id, feature FROM features WHERE space_id = ? AND image_id IN (SELECT value FROM json_each(?))"
+        query = (  # one flipped bit turns a BLOB into TEXT of the same bytes
+            "SELECT image_id, CAST(feature AS BLOB) FROM features "
+            "WHERE space_id = ? AND image_id IN (SELECT value FROM json_each(?))"
         )
         with self._db.reading() as db:
             rows = db.execute(query, (self.own.id, json.dumps([int(i) for i in ids]))).fetchall()

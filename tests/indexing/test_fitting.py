@@ -206,6 +206,14 @@ def test_pictures_to_which_nothing_can_be_fitted_are_refused(tmp_path, weights, 
     assert not (tmp_path / "c").exists()
 
 
+def test_weights_whose_features_are_not_finite_are_refused(tmp_path, weights, pictures):
+    state = load_file(weights)
+    state["features.12.expand1x1.bias"].fill_(np.inf)
+    save_file(state, tmp_path / "infinite.safetensors")
+    with pytest.raises(BadCheckpoint):
+        fit(tmp_path / "c", tmp_path / "infinite.safetensors", pictures)
+
+
 def test_a_collection_without_an_image_does_not_stay(tmp_path, weights, pictures):
     wrong = {"labels": ["not UTF-8: \udcff"], "on_error": "stop"}  # noticed when images are to be stored
     options = {"backbone": "squeezenet1_1", "preprocessing": PREPROCESSING, "weights": weights, "n_bits": 4}

@@ -463,3 +463,18 @@ def test_other_threads_encode_while_a_network_is_folded():
         done.set()
         thread.join()
     assert problems == []
+
+
+def test_a_stream_is_encoded_in_order_and_read_at_most_three_batches_ahead(checkpoint):
+    encoder, drawn = Encoder(load_checkpoint(checkpoint), device="cpu"), []
+
+    def items():
+        for item in range(10 * encoder.batch_size):
+            drawn.append(item)
+            yield item
+
+    stream = encoder.stream(items(), lambda item: (item, np.array([item])), np.ravel)
+    for number, (item, found) in enumerate(stream):
+        assert item == found == number
+        assert len(drawn) <= number + 3 * encoder.batch_size
+    assert number == len(drawn) - 1

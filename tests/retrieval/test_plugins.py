@@ -20,7 +20,17 @@ def test_a_name_loads_from_an_installed_package_and_from_the_current_directory(
 
 
 @pytest.mark.parametrize(
-    "name", ["pathlib", "pathlib:", ":Path", "path lib:Path", "pathlib:Pa th", "pathlib:NoSuch", "no_such_module:Path"]
+    "name",
+    [
+        "pathlib",
+        "pathlib:",
+        ":Path",
+        "path lib:Path",
+        "pathlib:Pa th",
+        "pathlib:NoSuch",
+        "no_such_module:Path",
+        "math:pi",
+    ],
 )
 def test_a_name_that_leads_nowhere_is_refused(name: str) -> None:
     with pytest.raises(BadConfig):

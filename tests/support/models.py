@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from hashseek.retrieval.checkpoint import save_checkpoint
 from hashseek.retrieval.images import Preprocessing, load_file, normalizer
@@ -22,6 +23,18 @@ EVERYTHING: dict[str, Any] = {
     "partner": {"name": "asl", "weight": 0.5},
 }
 PREPROCESSING = Preprocessing(size=64, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+
+
+class Noise(nn.Module):
+    """A layer as a user may write it, which draws from PyTorch's generator."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + torch.randn_like(inputs) if self.training else inputs
+
+
+def noisy_backbone() -> tuple[nn.Module, int]:
+    """A backbone from outside Hashseek with such a layer."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), Noise(), nn.Linear(48, 16)), 16
 
 
 def tiny_checkpoint(path: Path, *, n_bits: int, seed: int) -> Path:

@@ -51,10 +51,6 @@ def train_epoch(
     order = np.random.default_rng((settings.seed, epoch)).permutation(data.fit_rows)
     own = own_part(order, batch_size=settings.batch_size, rank=rank, n_ranks=n_ranks)
     state.network.train()
-    if state.keys is not None:
-        state.keys.train()
-    if config.model.freeze_backbone:
-        state.network.model.backbone.eval()
     sums: dict[str, float] = {}
     n_seen, waited, started = 0, 0.0, time.perf_counter()
     with progress.task(f"epoch {epoch + 1}/{settings.epochs}", len(order)) as advance:

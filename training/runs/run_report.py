@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 from statistics import median
 from typing import Any
 
@@ -94,12 +95,13 @@ def _result(run: Run, config: Config, records: Sequence[dict[str, Any]]) -> Rows
             (f"last {name}", f"{last[score]:.4f}, epoch {last['epoch']}"),
         ]
     seconds = sum(record["seconds"] for record in records)
+    time = timedelta(seconds=round(seconds))
     speed = median(record["images_per_s"] for record in records)
     waiting = sum(record["seconds_waiting_for_data"] for record in records) / seconds
     return [
         *rows,
         ("epochs", f"{len(records)} of {config.train.epochs}"),
-        ("time", f"{_duration(seconds)} in epochs, {speed:,.0f} images/s (median), {waiting:.0%} waiting for data"),
+        ("time", f"{time} in epochs, {speed:,.0f} images/s (median), {waiting:.0%} waiting for data"),
     ]
 
 
@@ -141,10 +143,3 @@ def _computed_with(run: Run) -> Rows:
 
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -150,6 +150,17 @@ def test_folders_that_come_and_go_are_followed(client, folder, indexed, tmp_path
     assert client.get("/collections/late/v1/stats").status_code == 404
 
 
+def test_those_in_a_folder_that_cannot_be_listed_are_still_served(serve, folder, indexed, tmp_path):
+    process, client = serve(folder, before="drop_rights()")
+    folder.chmod(0o311)
+    wait_until(lambda: process.err.count("PermissionError") > 2)  # one that is missing twice is gone
+    assert listed(client).keys() == {"a", "b c"}
+    folder.chmod(0o755)
+    copy_collection(indexed, tmp_path / "copy")
+    (tmp_path / "copy").rename(folder / "late")
+    wait_until(lambda: listed(client).keys() == {"a", "b c", "late"})
+
+
 def test_one_that_is_being_deleted_is_not_found_again(client, monkeypatch):
     rename = Path.rename
 

@@ -451,6 +451,11 @@ def test_json_that_is_too_large_is_refused_unread(indexed):
         ):  # or a bare picture
             limits = f"{2**22:,}", f"{2**25:,}"
             assert_problem(client.post("/v1/search", **content), 413, "TooLarge", *limits)
+        form = client.build_request("POST", "/v1/search", files={"image": bytes(2**22)})
+        form.headers["Content-Type"] = form.headers["Content-Type"].replace(
+            "multipart/form-data", "Multipart/Form-Data"
+        )
+        assert_problem(client.send(form), 422, "BadImage")  # it was read
 
 
 def test_a_body_that_is_not_json_says_where(reader):

@@ -247,6 +247,10 @@ def test_other_files_and_other_versions_are_refused(tmp_path, path):
         "UPDATE spaces SET n_bits = 0",
         "DROP TABLE codes",
         "UPDATE codes SET code = x'010203'",
+        "UPDATE images SET sha256 = x'00'",
+        "UPDATE images SET attributes = '{'",
+        "INSERT INTO features VALUES (1, 1, x'0102'), (1, 2, x'01020304')",
+        "INSERT INTO features VALUES (1, 1, x'01'), (1, 2, x'02')",
     ],
 )
 def test_missing_rows_and_tables_are_reported_as_damage(path, damage):
@@ -261,11 +265,19 @@ def test_missing_rows_and_tables_are_reported_as_damage(path, damage):
             catalog.generation()
             catalog.page(after=0, limit=1)
             catalog.changes(after_id=0, after_generation=-1)
+            catalog.spaces.features_of([1, 2])
         finally:
             catalog.close()
 
     with pytest.raises(BadCollection):
         use()
+
+
+def test_a_feature_that_a_flipped_bit_turned_into_text_is_read(path, catalog):
+    catalog.add(images(2))
+    sql(path, "INSERT INTO features VALUES (1, 1, x'4142'), (1, 2, 'AB')")
+    found, features = catalog.spaces.features_of([1, 2])
+    assert (sorted(found), features.tobytes()) == ([1, 2], b"ABAB")
 
 
 def test_special_characters_in_the_path(tmp_path, path):
@@ -335,6 +347,12 @@ def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
     with pytest.raises(UnknownImage):
         catalog.by_key("unknown")
     assert catalog.verify() == ([], True)
+
+
+def test_keys_are_given_unless_they_are_too_long_or_taken(catalog):
+    catalog.add([image(1), image(2), image(3), image(4, key="taken")])
+    catalog.give_keys({1: "x" * 512, 2: "x" * 513, 3: "taken"})
+    assert [stored.key for stored in catalog.page(after=0, limit=9)] == ["x" * 512, None, None, "taken"]
 
 
 def test_stored_content_is_found_with_its_code(catalog):

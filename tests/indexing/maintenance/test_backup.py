@@ -19,7 +19,7 @@ import torch
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.backup import restore, snapshot
 from hashseek.indexing.maintenance.optimize import MIN_AGE_SECONDS, optimize
-from hashseek.indexing.maintenance.scratch import scratch_directory
+from hashseek.indexing.maintenance.scratch import _PREFIX, MAX_IDLE_SECONDS, scratch_directory
 from hashseek.retrieval.checkpoint import check_intact, save_checkpoint
 from hashseek.retrieval.errors import BadCollection, BadConfig, HashseekError
 from hashseek.retrieval.models.hash_model import HashModel
@@ -159,6 +159,18 @@ def test_a_full_disk_is_reported_with_its_folder(tmp_path):
         Path("/dev/full").write_bytes(b"x")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_is_deleted_after_a_day(tmp_path):
+    old, in_use = (tmp_path / f"{_PREFIX}{name}" for name in ("old", "in use"))
+    past = time.time() - MAX_IDLE_SECONDS - 10
+    for folder in (old, in_use):
+        folder.mkdir()
+        (folder / "unfinished").touch()
+    for path in (old, old / "unfinished", in_use):
+        os.utime(path, (past, past))
+    with scratch_directory(tmp_path):
+        assert (old.exists(), in_use.exists()) == (False, True)
 
 
 def test_invalid_snapshots_and_folders_are_refused(collection, tmp_path, monkeypatch):

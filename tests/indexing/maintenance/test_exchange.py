@@ -235,6 +235,17 @@ def test_labels_that_an_import_does_not_store_are_noted(tmp_path):
     assert (report.known, [note.uri for note in report.problems]) == (1, [image.path])
 
 
+def test_a_path_that_an_import_adds_with_other_content_is_noted(tmp_path):
+    old, new = (replace(image, path="/same.jpg") for image in new_images(random_codes(np.random.default_rng(0), 2, 12)))
+    for name, image in (("a", new), ("b", old)):
+        with closing(code_collection(tmp_path / name, n_bits=12)) as collection:
+            collection.add([image])
+            if name == "a":
+                export(collection, tmp_path / "e.parquet")
+    report = import_export(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None)
+    assert (report.added, [note.uri for note in report.problems]) == (1, ["/same.jpg"])
+
+
 def test_a_later_export_replaces_labels_and_attributes_also_by_none(tmp_path):
     keyed, keyless = new_images(random_codes(np.random.default_rng(0), 2, 12), labels=("old",))
     keyed = replace(keyed, key="k", attributes={"year": 2020})

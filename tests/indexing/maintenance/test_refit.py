@@ -12,6 +12,7 @@ from hashseek.indexing.maintenance import reencode as reencode_module
 from hashseek.indexing.maintenance.refit import change_codes, fit_to_collection
 from hashseek.retrieval.errors import BadCollection, BadConfig, BadDataset
 from hashseek.retrieval.images import load_file
+from support.collections import sql
 
 OPTIONS = {"device": "cpu", "precision": "fp32"}
 
@@ -74,6 +75,14 @@ def test_the_network_stays_unless_another_is_named_and_its_origin_is_remembered(
             refit(now, 4)
     with closing(Collection(own_collection)) as trained, pytest.raises(BadConfig):
         network_for_refit(trained, FitOptions(8))
+
+
+def test_a_picture_that_cannot_be_read_is_left_out(collection):
+    sql(collection.catalog.path, "UPDATE images SET path = '/nowhere.jpg' WHERE id = 1")
+    fitting, codes = refit(collection, 5)
+    assert (fitting.record["n_images"], len(codes)) == (11, 11)
+    *_, report = change_codes(collection, fitting, codes, without_missing=True)
+    assert (report.switched, report.encoded) == (True, 11)
 
 
 def test_an_interrupted_refit_leaves_no_space_when_the_images_have_changed(collection):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.collections import LineCollection
 
 from hashseek.retrieval.checkpoint import Header, load_checkpoint, save_checkpoint
 from hashseek.retrieval.codes import pack
@@ -82,6 +83,9 @@ def test_a_nested_checkpoint_shows_each_of_its_lengths(checkpoints, tmp_path):
         assert (model.scores, model.fingerprint) == (alone.scores, alone.fingerprint)
     assert report.models[1].method == "dpsh, mlp:6-16, nested"
     assert f"{checkpoints['nested']}, first 8 of 12 bits" in as_markdown(report)
+    alone = report.at_main_n(report.models[3].scores).mean_average_precision  # of a method with one length: a bar
+    [bar] = [part for part in draw_all(report, {})["lengths"].axes[0].collections if isinstance(part, LineCollection)]
+    np.testing.assert_allclose(bar.get_segments(), [[[16, alone.worst], [16, alone.best]]])
 
 
 def test_a_method_is_what_trained_the_model(checkpoints, tmp_path):

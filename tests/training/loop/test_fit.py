@@ -35,6 +35,7 @@ EVERYTHING_ELSE = {
     "train": {"ema": 0.9, "views": 2, "keep_labels": 0.7},
 }
 FROZEN = {"model": {"freeze_backbone": True, "head_init": "itq", "dropout": 0.3}}
+OWN_LAYERS = {"model": {"backbone": "support.models:noisy_backbone"}}
 
 
 @pytest.fixture
@@ -63,9 +64,12 @@ def without_times(run: Run) -> list[dict]:
     return [{k: v for k, v in row.items() if k not in times} for row in read_records(run.log)]
 
 
-@pytest.mark.parametrize("how", ["kill -9", "exception"])
-def test_an_interrupted_run_resumes_to_the_state_of_an_uninterrupted_one(pictures, tmp_path, start, how):
-    sections = EVERYTHING | EVERYTHING_ELSE if how == "kill -9" else FROZEN
+@pytest.mark.parametrize(
+    ("how", "sections"),
+    [("kill -9", EVERYTHING | EVERYTHING_ELSE), ("exception", FROZEN), ("exception", OWN_LAYERS)],
+    ids=["everything", "frozen", "own layers"],
+)
+def test_an_interrupted_run_resumes_to_the_state_of_an_uninterrupted_one(pictures, tmp_path, start, how, sections):
     settings = config(pictures, **sections)
     uninterrupted = fit(settings, out=tmp_path / "uninterrupted").run
     broken = Run(tmp_path / "broken")
