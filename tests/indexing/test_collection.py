@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, NewImage
+from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import Collection, check_place, open_or_create
 from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
 from hashseek.indexing.ingest.batch import IngestReport
@@ -52,6 +53,9 @@ def check(collection, truth, queries, ks=(1, 5, 10**30)):
         radius = collection.n_bits // 3
         for row, found in enumerate(collection.search(queries, k=k, max_distance=radius)):
             assert np.array_equal(found[1], ids[positions[row]][distances[row] <= radius])
+        for among in (Filter(ids=tuple(ids.tolist())), Filter(no_labels=("none has it",))):  # all, and no others
+            for row, found in enumerate(collection.search(queries, k=k, among=among)):
+                assert np.array_equal(found[1], ids[positions[row]])
 
 
 def kinds(collection):

@@ -11,7 +11,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.cli.collection import build
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
+from hashseek.indexing.index import collection_index, exact_scan, hamming_index, index_files, segments
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.hamming_index import KINDS, build_index
 from hashseek.indexing.maintenance.optimize import optimize
@@ -62,7 +62,8 @@ def test_a_built_kind_stays_and_finds_later_changes(kind, filled, tmp_path):
 @pytest.mark.parametrize("kind", ["exact", *APPROXIMATE])
 @pytest.mark.parametrize("n_distinct", [None, 60])
 @pytest.mark.parametrize("among", [None, "odd", "few"])
-def test_a_histogram_counts_the_images_at_each_distance(kind, n_distinct, among, tmp_path):
+def test_a_histogram_counts_the_images_at_each_distance(kind, n_distinct, among, tmp_path, monkeypatch):
+    monkeypatch.setattr(exact_scan, "_MAX_BLOCK", 150)
     with closing(code_collection(tmp_path, n_bits=36)) as collection:
         codes = random_codes(np.random.default_rng(0), 500, 36, n_distinct)
         collection.add(new_images(codes[:400]))

@@ -447,8 +447,9 @@ def test_json_that_is_too_large_is_refused_unread(indexed):
     with serving(indexed, read_only=True) as client:  # an upload of this size would be read
         for content in (
             {"json": {"vector": [0] * 2**21}},
-            {"content": b"\xff\xd8\xff" + bytes(2**22)},
-        ):  # or a bare picture
+            {"content": b"\xff\xd8\xff" + bytes(2**22)},  # or a bare picture
+            {"content": bytes(2**22 + 1), "headers": {"Content-Type": "application/json; x=multipart/form-data"}},
+        ):
             limits = f"{2**22:,}", f"{2**25:,}"
             assert_problem(client.post("/v1/search", **content), 413, "TooLarge", *limits)
         form = client.build_request("POST", "/v1/search", files={"image": bytes(2**22)})

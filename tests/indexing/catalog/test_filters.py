@@ -140,6 +140,7 @@ def test_filters_by_id_by_key_and_empty_filters(described):
     assert described.ids_where(Filter(ids=())).tolist() == []
     assert described.ids_where(Filter(keys=("key/4", "key", "KEY/1", "'"))).tolist() == [5]
     assert described.ids_where(Filter(keys=("key/4\0", "\0"))).tolist() == []
+    assert described.ids_by_key(["key/4\0", "\0"]) == {}
     assert described.ids_where(Filter()).tolist() == list(range(1, len(ATTRIBUTES) + 1))
     assert make_filter() is None
     assert make_filter(where=["a=1"] * MAX_CONDITIONS)

@@ -94,6 +94,16 @@ def test_ranges_and_small_subsets_are_exact(index, data):
         assert np.array_equal(near, ids[order])
 
 
+def test_all_at_the_distance_of_the_last_are_found_among_twice_as_many(index, data):
+    _, _, xq = data
+    distances, found = index.search(xq, k=20)
+    tied = distances <= distances[:, 9:10]
+    for row, (apart, near) in enumerate(index.search_ties(xq, k=10)):
+        assert np.array_equal(apart, distances[row][tied[row]])
+        assert np.array_equal(near, found[row][tied[row]])
+    assert (tied.sum(axis=1) > 10).any()
+
+
 def test_excluded_rows_are_not_found(index, data):
     _, _, xq = data
     distances, found = index.search(xq, k=3)

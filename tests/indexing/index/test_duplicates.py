@@ -48,6 +48,7 @@ def test_groups_are_what_a_walk_along_all_pairs_finds(n_bits, radius, way, monke
     if way != "as planned":
         monkeypatch.setattr(duplicates, "_SCATTERED", 1e-9 if way == "by tables" else 1e9)
         monkeypatch.setattr(duplicates, "_BATCH", 64)
+        monkeypatch.setattr(duplicates, "_CHUNK", 50)
     rng = np.random.default_rng(n_bits + radius)
     for codes in (copies(rng, 400, n_bits, 2 * radius), copies(rng, 300, n_bits, 1)[rng.integers(0, 300, 400)]):
         ids = np.cumsum(rng.integers(1, 5, 400))
@@ -126,7 +127,7 @@ def test_the_command_prints_a_group_per_block_or_line(own_collection, hashseek):
     assert (code, err.count("\n"), "48" in err) == (2, 1, True)
 
 
-@pytest.mark.parametrize(("first", "width"), [(0, 1), (3, 8), (60, 10), (64, 22), (119, 9)])
+@pytest.mark.parametrize(("first", "width"), [(0, 1), (3, 8), (45, 20), (60, 10), (64, 22), (119, 9)])
 def test_tables_list_every_row_under_its_substring(first, width):
     xb = pad(random_codes(np.random.default_rng(first), 500, 128), 16)
     bits = np.unpackbits(xb, axis=1, bitorder="little")[:, first : first + width]

@@ -172,6 +172,23 @@ def test_files_count_as_deleted_when_they_are_missing_in_two_rounds(follower, tm
     assert others == ["away.png", "sub/0.png", "sub/1.png", "sub/3.png"]
 
 
+def test_a_file_that_is_written_again_just_before_the_removal_keeps_its_image(follower, monkeypatch):
+    path = save(follower.folder / "a.png", 1)
+    save(follower.folder / "b.png", 2)
+    follower.look()
+    catalog = follower.collection.catalog
+
+    def get_later(ids, get=catalog.get):
+        if ids:
+            save(path, 1)
+        return get(ids)
+
+    path.unlink()
+    monkeypatch.setattr(catalog, "get", get_later)
+    assert (follower.watch.deleted(), follower.watch.deleted()) == ([], [])
+    assert path.exists()
+
+
 def test_a_folder_without_images_counts_as_a_disk_that_is_not_mounted(follower):
     save(follower.folder / "a.png", 1)
     follower.look()

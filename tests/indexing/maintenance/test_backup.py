@@ -214,7 +214,16 @@ def test_a_snapshot_holds_each_file_once_and_is_refused_without_any_of_them(coll
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside", "/tmp/outside", "files/../../outside", "index/codes.bin", "sparse", "back"]
+    "name",
+    [
+        "../outside",
+        "/tmp/outside",
+        "files/../../outside",
+        f"files/00/{'0' * 64}/../../../../../outside",
+        "index/codes.bin",
+        "sparse",
+        "back",
+    ],
 )
 def test_a_snapshot_cannot_write_outside_its_folder_or_fill_the_disk(collection, tmp_path, name):
     snapshot(collection, tmp_path / "s.tar")

@@ -153,6 +153,7 @@ BAD = {
     "no metadata": lambda table: table.replace_schema_metadata({}),
     "format 2": lambda t: t.replace_schema_metadata({**t.schema.metadata, b"hashseek.format": b"2"}),
     "another hash": column("sha256", pa.array(["a" * 64] * 2 + ["x"] * 17)),
+    "a longer hash": column("sha256", pa.array(["a" * 65] * 19)),
     "attributes": column("attributes", pa.array(["[1]"] * 19)),
     "deep attributes": column("attributes", pa.array(["[" * 100_000] * 19)),
     "a relative uri": column("uri", pa.array(["/a", "files/../../victim", *["/b"] * 17])),

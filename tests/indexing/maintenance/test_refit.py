@@ -100,6 +100,19 @@ def test_an_interrupted_refit_leaves_no_space_when_the_images_have_changed(colle
     assert {path.name for path in collection.folder.glob("*.safetensors")} == {space.checkpoint for space in spaces}
 
 
+def test_a_refit_keeps_the_codes_of_an_interrupted_reencoding(collection, other_checkpoint, monkeypatch):
+    monkeypatch.setattr(reencode_module, "BATCH", 5)
+    steps = reencode_module.reencode(collection, other_checkpoint, **OPTIONS)
+    next(steps), next(steps)
+    steps.close()
+    *_, report = change_codes(collection, *refit(collection, 5))
+    assert report.switched
+    spaces = collection.catalog.spaces.all()
+    assert [space.state for space in spaces] == ["ready", "building", "ready"]
+    assert collection.catalog.spaces.n_missing(spaces[1].id) == 7
+    assert (collection.folder / spaces[1].checkpoint).is_file()
+
+
 def test_a_damaged_checkpoint_of_an_interrupted_refit_does_not_stop_another(collection):
     steps = change_codes(collection, *refit(collection, 5))
     next(steps)
