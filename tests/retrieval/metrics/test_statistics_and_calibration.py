@@ -136,6 +136,7 @@ def test_seeds_that_disagree_are_no_evidence_however_many_queries_there_are():
     assert queries_and_seeds(differences[:1]) == 1, "one seed says nothing about others"
     assert (queries_and_seeds(np.zeros((2, 3))), queries_and_seeds(np.ones((2, 3)))) == (1, 0)
     assert queries_and_seeds(np.array([[1.0, -1.0], [-1.0, 1.0]])) == 1, "the mean is 0"
+    assert queries_and_seeds(np.full((2, 3), 1e-16)) == 1, "rounding"
 
 
 def test_holm_worked_out_by_hand():

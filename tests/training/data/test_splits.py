@@ -20,3 +20,14 @@ def test_labels_other_than_0_and_1_are_refused_before_training():
     assert joined(1).query.labels.tolist() == [[1, 1]]
     with pytest.raises(BadDataset, match="query .*mine"):
         joined(2)
+
+
+@pytest.mark.parametrize("other", ["train", "database"])
+@pytest.mark.parametrize("train_in_database", [False, True])
+def test_a_query_is_in_no_other_split(other, train_in_database):
+    labels = np.eye(2, dtype=np.uint8)
+    files = {name: [f"{name} 0", f"{name} 1"] for name in NAMES}
+    files[other][1] = "query 0"
+    parts = {name: Split(tuple(map(Path, files[name])), labels, tuple(files[name])) for name in NAMES}
+    with pytest.raises(BadDataset):
+        join_splits(parts, None, ("a", "b"), source="mine", train_in_database=train_in_database)

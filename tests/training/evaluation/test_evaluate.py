@@ -138,6 +138,8 @@ def test_metrics_equal_those_of_the_oracle(world):
         assert score.as_served == pytest.approx(ap.mean())
         np.testing.assert_allclose(made.per_query[f"AP@{n}_as_served"], ap)
         bounds = score.mean_average_precision
+        for bound in ("worst", "best"):
+            assert np.mean(made.per_query[f"AP@{n}_{bound}"]) == pytest.approx(getattr(bounds, bound))
         assert bounds.worst - 1e-12 <= score.as_served <= bounds.best + 1e-12
         assert bounds.worst <= bounds.expected <= bounds.best
         assert score.precision.worst - 1e-12 <= found.mean() <= score.precision.best + 1e-12
@@ -215,6 +217,7 @@ def test_a_model_of_vectors_is_evaluated_on_vectors_and_on_nothing_else(world, t
     checkpoint = save_vector_model(tmp_path / "vectors", 8)
     options = EvaluationOptions("v", ns=(5,))
     made = evaluate(checkpoint, VECTOR_SPLITS, options, n_points=20)
+    assert not made.report.data["same_splits_as_in_training"]
     model = load_checkpoint(checkpoint).model.eval()
     with torch.inference_mode():
         query, database = (

@@ -89,11 +89,17 @@ def test_the_report_has_the_figure_beside_ours(tmp_path):
     model = load_checkpoint(checkpoint).model.eval()
     queries, stored = (model(torch.from_numpy(split.vectors)).detach().numpy() > 0 for split in (query, database))
     for n in (5, 20):
-        scores = []
+        scores, served = [], []
         for bits, labels in zip(queries, query.labels, strict=True):
             order = quicksort((bits != stored).sum(axis=1).tolist())[:n]
             hits = [rank for rank, row in enumerate(order, 1) if (labels & database.labels[row]).any()]
             scores.append(np.mean([i / rank for i, rank in enumerate(hits, 1)]) if hits else 0)
+            by_row = np.argsort((bits != stored).sum(axis=1), kind="stable")
+            relevant = (labels & database.labels[by_row]).any(axis=1)
+            served.append((relevant * relevant.cumsum() / np.arange(1, 51))[:n].sum() / max(relevant.sum(), 1))
+        assert next(score for score in report.scores if score.n == n).as_served == pytest.approx(np.mean(served)), (
+            "by its own normalizer"
+        )
         found = next(score for score in report.rankings if (score.rank, score.n) == ("hyp2", n))
         assert found.mean_average_precision == pytest.approx(np.mean(scores))
     assert "every fifth epoch" in as_markdown(report)
@@ -114,3 +120,9 @@ def test_the_best_of_several_checkpoints_is_chosen_at_each_n(tmp_path):
     assert figures(together, "hyp2") == alone[0]
     assert figures(together, "hyp2-best") == {n: max(found[n] for found in alone) for n in (5, 20)}
     assert len({found[20] for found in alone}) == 3
+    best = max(range(3), key=lambda seed: alone[seed][20])
+    other_run = save_vector_model(tmp_path / "other", 3, seed=best, training={"loss": {"name": "dsh"}})
+    left = [seed for seed in range(3) if seed != best]
+    others = [checkpoints[left[1]], other_run]
+    apart = evaluate(checkpoints[left[0]], VECTOR_SPLITS, options, others=others, n_points=0).report
+    assert figures(apart, "hyp2-best")[20] == max(alone[seed][20] for seed in left)

@@ -106,6 +106,22 @@ def test_averaged_weights_are_the_ones_that_are_saved(pictures, tmp_path):
         assert not torch.equal(saved[name], state["network"][f"model.{name}"])
 
 
+def test_losses_are_told_the_epoch(pictures, tmp_path):
+    logs = []
+    for start_epoch in (1, 9):
+        loss = {"name": "splc", "tau": 0.01, "start_epoch": start_epoch}
+        settings = config(pictures, model={"freeze_backbone": True}, loss=loss, train__epochs=2)
+        logs.append(read_records(fit(settings, out=tmp_path / str(start_epoch)).run.log))
+    assert [one["loss"] == other["loss"] for one, other in zip(*logs, strict=True)] == [True, False]
+
+
+def test_keys_start_with_the_fitted_head(pictures, tmp_path):
+    still = {"optimizer": {"lr": 1e-30}, "model": {"freeze_backbone": True, "head_init": "itq"}}
+    settings = config(pictures, loss={"name": "supcon"}, memory={"size": 40, "momentum": 0.9}, **still)
+    state = torch.load(fit(settings, out=tmp_path / "run").run.state, weights_only=True)
+    torch.testing.assert_close(state["keys"]["encoder.model.head.weight"], state["network"]["model.head.weight"])
+
+
 def test_gradients_are_clipped(pictures, tmp_path):
     sections = {"optimizer": {"name": "sgd", "lr": 0.1, "weight_decay": 0}}
     sections["model"] = {"freeze_backbone": True, "head_init": "random"}
@@ -121,11 +137,11 @@ def test_hidden_labels_are_not_trained_on(pictures, own_pictures, tmp_path):
     """A run that hides labels has the loss of a run on a list that lacks them."""
 
     def loss_of(root, **hidden):
-        settings = config(root, model__freeze_backbone=True, train={"epochs": 1, **hidden})
+        settings = config(root, model__freeze_backbone=True, train={"epochs": 1, "seed": 1, **hidden})
         return read_records(fit(settings, out=tmp_path / f"{root.name} {hidden}").run.log)[0]["loss"]
 
     splits = build_splits("folder", root=str(pictures))
-    left = hide_labels(splits.train.labels, share=1, single=True, seed=0)
+    left = hide_labels(splits.train.labels, share=1, single=True, seed=1)
     names = [splits.label_names[row.argmax()] for row in left]
     header, *rows = (own_pictures / "labels.csv").read_text().splitlines()
     kept = [row for row in rows if not row.endswith(",train")]
@@ -134,6 +150,11 @@ def test_hidden_labels_are_not_trained_on(pictures, own_pictures, tmp_path):
     single = loss_of(pictures, single_label=True)
     assert single == loss_of(own_pictures)
     assert len({loss_of(pictures), loss_of(pictures, keep_labels=0.5), single}) == 3
+    scores = []
+    for n, hidden in enumerate(({}, {"single_label": True})):  # all labels are validated with
+        settings = config(pictures, model={"freeze_backbone": True}, optimizer__lr=1e-30, train={"epochs": 1, **hidden})
+        scores.append(fit(settings, out=tmp_path / str(n)).best_score)
+    assert scores[0] == scores[1]
 
 
 def test_a_run_is_not_resumed_with_another_number_of_labels(own_pictures, tmp_path):
@@ -154,6 +175,7 @@ def test_validation_images_are_never_trained_on(pictures, tmp_path, monkeypatch)
     assert len(val_rows) == 15
     assert sorted([*fit_rows, *val_rows]) == [*range(60)]
     assert [sorted(call.args[0]) for call in trained_on.call_args_list] == [sorted(fit_rows)] * 3
+    assert len({tuple(call.args[0]) for call in trained_on.call_args_list}) == 3, "each epoch has its order"
 
 
 def test_the_query_and_database_splits_are_never_opened(pictures, own_pictures, tmp_path):
@@ -280,10 +302,19 @@ def test_vectors_train_and_their_mistakes_are_named(tmp_path):
     run = fit(settings("mlp:9-16"), out=tmp_path / "run").run
     log = read_records(run.log)
     assert log[-1]["loss"] < log[0]["loss"]
+    scores = [row["val_mAP@1000"] for row in log]
     rates = [100 * row["lr"] for row in log]  # at the end of each epoch: a period of two epochs, then one of four
     assert rates == pytest.approx([0.5, 1, 0.853553, 0.5, 0.146447, 1], rel=1e-3)
     fit_rows, _ = validation_part(60, settings("mlp:9-16"))
     np.testing.assert_allclose(load_file(run.last)["backbone.mean"], vectors[fit_rows].mean(axis=0), rtol=1e-4)
+    slow = {"epochs": 6, "batch_size": 20, "ema": 1 - 1e-12}  # averaged weights stay where they were at the start
+    averaged = read_records(fit(settings("mlp:9-16", train=slow), out=tmp_path / "averaged").run.log)
+    assert len({row["val_mAP@1000"] for row in averaged}) == 1 < len(set(scores)), "they are validated"
+    stop = next(n for n in range(2, 7) if scores[n - 1] < max(scores[: n - 1]))  # where the last is not the best
+    shorter = {"epochs": stop, "batch_size": 20, "views": 2, "noise": 0.1}
+    result = fit(settings("mlp:9-16", train=shorter), out=tmp_path / "shorter")
+    assert result.best_score == max(scores[:stop]) == scores[result.best_epoch - 1]
+    assert load_header(result.run.best).scores["epoch"] == result.best_epoch < stop
     still = {"optimizer": {"lr": 1e-30}, "loss": {"name": "bce"}}  # a mean over images
     means = []
     for n_rows in (20, 60):  # the last batch is smaller, or the only one

@@ -99,12 +99,17 @@ def relabelled(part: Split) -> Split:
     return replace(part, labels=labels)
 
 
+def renamed(part: Split) -> Split:
+    return replace(part, paths=tuple(path.with_name(f"other {path.name}") for path in part.paths))
+
+
 @pytest.mark.parametrize(
     ("splits", "options", "reason"),
     [
         (VECTOR_SPLITS, {"normalizer": "possible"}, "normalizer"),
         (replace(VECTOR_SPLITS, query=relabelled(VECTOR_SPLITS.query)), {}, "query_sha256"),
         (replace(VECTOR_SPLITS, database=relabelled(VECTOR_SPLITS.database)), {}, "database_sha256"),
+        (replace(VECTOR_SPLITS, query=renamed(VECTOR_SPLITS.query)), {}, "query_sha256"),
         (replace(VECTOR_SPLITS, query=VECTOR_SPLITS.query.take(range(14))), {}, "queries"),
     ],
 )
@@ -173,7 +178,7 @@ def test_a_comparison_needs_two_readable_reports_with_all_hashes(own, tmp_path):
     content = json.loads(path.read_text())
     del content["data"]["query_sha256"]
     path.write_text(json.dumps(content))
-    for places in ([own[8]], [own[8], tmp_path], [own[8], own[12]]):
+    for places in ([own[8]], [own[8], tmp_path], [own[8], own[12]], [own[12], own[12]]):
         with pytest.raises(BadConfig):
             load_entries(places)
 
@@ -228,18 +233,28 @@ def test_seeds_of_one_method_are_averaged_and_methods_tested_with_holms_correcti
 
 
 def test_methods_with_the_same_seeds_are_also_compared_over_seeds(tmp_path):
-    kinds = [("hyp2", 0), ("dpsh", 1), ("hyp2", 1), ("dpsh", 0), ("csq", 0), ("csq", 2)]
+    kinds = [("hyp2", 0), ("dpsh", 1), ("hyp2", 1), ("dpsh", 0), ("csq", 0), ("csq", 2), ("dsh", 0), ("dsh", 1)]
+    kinds += [("idhn", 0), ("idhn", 1), ("idhn", 2)]
     per_query = []
     for place, (loss, seed) in enumerate(kinds):
         training = {"loss": {"name": loss}, "train": {"seed": seed}}
         made = evaluated(save_vector_model(tmp_path / f"{place}.m", 8, seed=place, training=training))
         made.write(tmp_path / str(place))
         per_query.append(np.array(made.per_query["AP@20"]))
-    table = rows(as_markdown(load_entries([tmp_path / str(place) for place in range(6)])), "Query by query")
+    table = rows(as_markdown(load_entries([tmp_path / str(place) for place in range(len(kinds))])), "Query by query")
     paired = {(row[0], row[1]): row for row in table}
-    p_value = queries_and_seeds(np.array([per_query[3] - per_query[0], per_query[1] - per_query[2]]))
-    assert paired["B,D - A,C", "AP@20"][5] == f"{p_value:.4f}"
+    p_values = holm(
+        [
+            queries_and_seeds(np.array([per_query[one] - per_query[0], per_query[other] - per_query[2]]))
+            for one, other in ((3, 1), (6, 7))
+        ]
+    )
+    for pair, p_value in zip(("B,D - A,C", "G,H - A,C"), p_values, strict=True):
+        assert paired[pair, "AP@20"][5] == f"{p_value:.4f}"
     assert paired["E,F - A,C", "AP@20"][5] == "–", "other seeds"
+    assert paired["I,J,K - A,C", "AP@20"][5] == "–", "more seeds"
+    (tmp_path / "3" / "per_query.csv").unlink()  # one seed alone is not the mean over both
+    assert "Query by query" not in as_markdown(load_entries([tmp_path / str(place) for place in (0, 2, 1, 3)]))
 
 
 def test_more_reports_than_letters_are_compared(own):
@@ -262,3 +277,7 @@ def test_the_same_seed_twice_is_two_methods(tmp_path):
     assert [row[0] for row in table] == ["A", "B", "C"]
     table = rows(as_markdown(load_entries([tmp_path / "2", tmp_path / "0"])), "Methods")
     assert [row[0] for row in table] == ["A,B"]
+    longer = save_vector_model(tmp_path / "3.m", 12, seed=2, training={**training, "train": {"seed": 1}})
+    evaluated(longer).write(tmp_path / "3")
+    table = rows(as_markdown(load_entries([tmp_path / "3", tmp_path / "0"])), "Methods")
+    assert [row[0] for row in table] == ["A", "B"]

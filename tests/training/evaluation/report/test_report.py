@@ -15,7 +15,7 @@ from PIL import Image
 
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.metrics import bit_statistics, histograms
+from hashseek.retrieval.metrics import bit_statistics, bootstrap, histograms
 from hashseek.training.data.datasets import SOURCES
 from hashseek.training.data.splits import Split
 from hashseek.training.evaluation.report.citation import as_latex, cited, parsed
@@ -220,10 +220,28 @@ def test_scores_carry_intervals_bounds_and_the_share_of_ties(report, parts, meas
     d = hamming.distances(pack(query.vectors), pack(database.vectors))
     relevant = query.labels.astype(int) @ database.labels.T > 0
     assert report.distances.relevant == [int(((d == r) & relevant).sum()) for r in range(N_BITS + 1)]
+    assert report.distances.irrelevant == [int(((d == r) & ~relevant).sum()) for r in range(N_BITS + 1)]
     assert report.distances.intra == pytest.approx(d[relevant].mean())
+    assert report.distances.inter == pytest.approx(d[~relevant].mean())
     assert [row.database for row in report.labels] == database.labels.sum(axis=0).tolist()
-    assert report.curves.ns[-1] == 40
-    assert report.curves.recall[-1] == pytest.approx(relevant.any(axis=1).mean())
+    curves = report.curves
+    assert curves.ns[-1] == 40
+    assert curves.recall[-1] == pytest.approx(relevant.any(axis=1).mean())
+    for score in report.scores:
+        at, mean = curves.ns.index(score.n), score.precision
+        found = [curves.precision_worst[at], curves.precision[at], curves.precision_best[at], curves.recall[at]]
+        assert found == pytest.approx([mean.worst, mean.expected, mean.best, score.recall.expected])
+        cut = np.sort(d, axis=1)[:, score.n - 1 : score.n]
+        before, upto = (d < cut).sum(axis=1), (d <= cut).sum(axis=1)
+        assert score.tied == pytest.approx(np.where(upto > score.n, 1 - before / score.n, 0).mean())
+    for r in range(N_BITS + 1):
+        n_within, hits = (d <= r).sum(axis=1), ((d <= r) & relevant).sum(axis=1)
+        some = n_within > 0
+        assert curves.empty[r] == pytest.approx(1 - some.mean())
+        assert curves.precision_zero[r] == pytest.approx((hits / np.maximum(n_within, 1)).mean())
+        skipped = (hits[some] / n_within[some]).mean() if some.any() else None
+        assert curves.precision_skip[r] == (None if skipped is None else pytest.approx(skipped))
+        assert curves.radius_recall[r] == pytest.approx((hits / np.maximum(relevant.sum(axis=1), 1)).mean())
 
 
 def test_every_column_is_the_mean_of_its_metric():
@@ -234,7 +252,7 @@ def test_every_column_is_the_mean_of_its_metric():
     codes = pack(np.zeros((6, 40), np.float32)), pack(np.tri(40, 40, -1, np.float32))
     found = histograms(*codes, queries, database, n_bits=40, graded=True)
     ranking = Ranking(*hamming.search(*codes, 40), [np.arange(6.0), np.arange(6.0) + 1])
-    measured = measure_histograms(found, ranking, queries, ns=NS, normalizer="relevant")
+    measured = measure_histograms(found, ranking, queries, ns=NS, normalizer="relevant", seed=3)
 
     shared = queries.astype(int) @ database.T
     n_relevant = (shared > 0).sum(axis=1)
@@ -258,6 +276,8 @@ def test_every_column_is_the_mean_of_its_metric():
             assert [mean.worst, mean.expected, mean.best] == pytest.approx([values[n - 1].mean()] * 3), name
             of_labels = [values[n - 1][queries[:, label] == 1].mean() for label in range(4)]
             assert mean.macro == pytest.approx(np.mean(of_labels))
+            interval = bootstrap(values[n - 1], seed=3)
+            assert (mean.low, mean.high) == pytest.approx((interval.low, interval.high))
     for label, row in enumerate(label_scores(measured, queries, database, NAMES[:4])):
         has, of_rank = queries[:, label] == 1, measured.main_n - 1
         assert (row.name, row.queries, row.database) == (NAMES[label], has.sum(), database[:, label].sum())
@@ -270,6 +290,7 @@ def test_every_column_is_the_mean_of_its_metric():
     [
         ((10, 100, 1000, 5000), 20_000, 1000),
         ((10, 100, 1000, 1500), 1500, 100),
+        ((100, 1000, 1500), 2000, 1000),
         ((10, 100, 150), 150, 100),
         ((10, 50, 100, 150), 150, 50),
         ((10, 100, 500, 5000), 60_000, 500),
