@@ -6,7 +6,6 @@ from collections.abc import Container, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -214,7 +213,7 @@ def add(
         opened.save_index()
         seconds = f"; {time.monotonic() - started:.1f} s" if first is not None else ""
         typer.echo(f"{_outcome(report)}; {opened.place} holds {counted(len(opened), 'image')}{seconds}")
-        stop.exit()
+        stop.exit_if_set()
         _suggest(opened, is_new=first is not None)
     _exit_with_code(report, strict=strict)
 
@@ -333,7 +332,7 @@ class _Run:
             )
         if files:
             typer.echo(f"{folder}: {counted(len(files), 'shard')}")
-        with closing(add_exports((file for file in files if not self.stop.is_set()), self.collection)) as reports:
+        with closing(add_exports(self.stop.until_set(files), self.collection)) as reports:
             return self.output.follow(reports, self.n_total)
 
     def follow_folders(self, *, prune: bool, every: float) -> IngestReport:
@@ -369,7 +368,7 @@ class _Run:
 
     def _ingest(self, sources: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:
         assert self.encoder is not None
-        found = takewhile(lambda _: not self.stop.is_set(), sources)
+        found = self.stop.until_set(sources)
         images = found if self.first is None else self.first.reuse(found)
         return ingest(
             self.collection,

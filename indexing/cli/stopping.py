@@ -19,14 +19,17 @@ class Stop(threading.Event):
     code = 0
     """The exit code for this signal."""
 
-    def after_one(self, steps: Iterable[T]) -> Iterator[T]:
-        """The steps up to the one during which a signal asked to stop."""
-        for step in steps:
-            yield step
-            if self.is_set():
+    def until_set(self, steps: Iterable[T]) -> Iterator[T]:
+        """The steps, none of which begins after a signal has asked to stop."""
+        remaining = iter(steps)
+        while not self.is_set():
+            try:
+                step = next(remaining)
+            except StopIteration:
                 return
+            yield step
 
-    def exit(self) -> None:
+    def exit_if_set(self) -> None:
         """End the command if a signal has asked to stop."""
         if self.code:
             typer.echo("stopped: run the same command again to continue; nothing is stored twice", err=True)

@@ -62,13 +62,13 @@ def add_vectors(
         opened = stack.enter_context(open_for_adding(folder, checkpoint=checkpoint, keep_features=keep_features))
         encoder = Searcher.open(opened).vector_encoder
         stop = stack.enter_context(stop_on_signals())
-        report = output.follow(stop.after_one(store(opened, encoder, vectors, entries)), len(vectors))
+        report = output.follow(stop.until_set(store(opened, encoder, vectors, entries)), len(vectors))
         opened.save_index()
         typer.echo(
             f"added {report.added}, updated {report.updated}, already stored {report.known}; {opened.place} holds "
             f"{counted(len(opened), 'vector')}; {time.monotonic() - started:.1f} s"
         )
-        stop.exit()
+        stop.exit_if_set()
         if own is None:
             print_next(opened.place, f"--of-key {shlex.quote(str(entries[0].key))}")
 
