@@ -218,6 +218,9 @@ class Database:
         try:
             return _Reader(_connect(self.path, "ro"))
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK:
+                _connect(self.path, "rw").close()  # undoes a change to WAL that a power cut interrupted
+                return _Reader(_connect(self.path, "ro"))
             unchanged, is_full = self._stamp(), error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR
             if unchanged is None or (os.access(self.path.parent, os.W_OK) and not is_full):
                 raise
@@ -318,8 +321,8 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     try:
         db.execute("PRAGMA foreign_keys = ON")
         if mode == "rw":
+            db.execute("PRAGMA synchronous = EXTRA")  # changes survive a power cut, and so does the change to WAL
             db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")  # acknowledged changes survive a power loss
         db.execute("SELECT 1 FROM sqlite_master").fetchone()
     except (sqlite3.DatabaseError, UnicodeDecodeError):
         db.close()

@@ -566,6 +566,22 @@ def test_a_catalog_on_a_full_disk_is_read(small_disk):
             assert len(catalog) == 7
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_transaction_without_write_ahead_log_that_a_power_cut_interrupted_is_undone(path, tmp_path, read_only):
+    """The first connection that writes turns the log on, itself in a transaction that has a rollback journal."""
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA cache_size = 1")  # so that the transaction reaches the file before its end
+        db.execute("BEGIN IMMEDIATE")
+        db.executemany("INSERT INTO meta VALUES (?, ?)", [(f"key {i}", "value" * 100) for i in range(1000)])
+        for file in path, path.with_name("catalog.sqlite-journal"):
+            shutil.copy(file, cut)
+    with closing(Catalog(cut / path.name, read_only=read_only)) as catalog:
+        assert catalog.verify() == ([], True)
+    assert sql(cut / path.name, "SELECT count(*) FROM meta WHERE key LIKE 'key %'") == [(0,)]
+
+
 def test_codes_of_all_spaces_are_verified(path, catalog):
     catalog.add(images(2))
     other = catalog.spaces.begin("a" * 64, 9, "other.safetensors")
