@@ -318,7 +318,6 @@ class Searcher:
             BadConfig: see `search`; or `rank` is "asymmetric", which needs outputs.
             UnknownImage: there is no such image.
         """
-        self.check(options, stored=True)
         stored = self.collection.code_of(image_id)
         return self.answer([Query(stored.code, feature=stored.feature)], options)
 
@@ -329,7 +328,18 @@ class Searcher:
             BadConfig: the collection does not have what the ranking or `min_precision` needs.
         """
         self._max_distance(options)
-        return check_rank(self.collection, options, stored=stored)
+        if options.rank == "float" and not self.collection.keeps_features:
+            raise BadConfig(
+                f"{self.collection.place} stores no features, which the ranking float needs: use "
+                f"{'hamming' if stored else 'asymmetric'}, or create a collection with "
+                "`hashseek index add --keep-features`"
+            )
+        if options.rank == "asymmetric" and stored:
+            raise BadConfig(
+                "the ranking asymmetric needs the real outputs of the query, which are not stored with an image: "
+                "search with its file, or rank by hamming"
+            )
+        return options.rank or ("hamming" if stored else "asymmetric")
 
     def answer(self, queries: Sequence[Query], options: SearchOptions, encode_ms: float = 0.0) -> Answer:
         """The hits of a query with their records, or of the union of several of the same kind, see `search_files`.
@@ -482,22 +492,3 @@ def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
     signs = 2.0 * unpack(stored.code[None], len(query.outputs))[0] - 1
     feature = query.feature if stored.feature is None else stored.feature
     return Query(stored.code, np.abs(query.outputs) * signs.astype(np.float32), feature)
-
-
-def check_rank(collection: Store, options: SearchOptions, *, stored: bool) -> Rank:
-    """The ranking that `options` select in a collection, for an image or for a stored one.
-
-    Raises:
-        BadConfig: the collection does not have what the ranking needs.
-    """
-    if options.rank == "float" and not collection.keeps_features:
-        raise BadConfig(
-            f"{collection.place} stores no features, which the ranking float needs: use "
-            f"{'hamming' if stored else 'asymmetric'}, or create a collection with `hashseek index add --keep-features`"
-        )
-    if options.rank == "asymmetric" and stored:
-        raise BadConfig(
-            "the ranking asymmetric needs the real outputs of the query, which are not stored with an image: search "
-            "with its file, or rank by hamming"
-        )
-    return options.rank or ("hamming" if stored else "asymmetric")

@@ -29,7 +29,7 @@ from hashseek.indexing.cli.options import (
 from hashseek.indexing.cli.vectors import read_queries
 from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.printing import printable
-from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions, check_rank
+from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import read_bytes
 
@@ -109,13 +109,14 @@ def search(
     if image is None:
         refuse(given[0], ENCODING, given_options(context))
     with closing(open_store(collection, checkpoint=checkpoint, read_only=True)) as opened:
-        check_rank(opened, options, stored=image is None and vector is None)
+        searcher = Searcher.of_stored(opened, checkpoint=checkpoint)
+        searcher.check(options, stored=image is None and vector is None)  # before a network is loaded
         data = b"" if image is None else read_bytes(image)
         vectors = None if vector is None else read_queries(vector)
         if stored_key is not None:
             stored_id = opened.by_key(stored_key).id
         if stored_id is not None:
-            answers = [_similar(Searcher.of_stored(opened, checkpoint=checkpoint), stored_id, options)]
+            answers = [_similar(searcher, stored_id, options)]
         else:
             searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
             if vectors is not None:
