@@ -372,14 +372,11 @@ class Searcher:
         among, max_distance = options.among, self._max_distance(options)
         limits: Limits = {"max_distance": max_distance, "among": among, "effort": options.effort}
         finds_all = among is not None or max_distance is not None or self.collection.finds_all
-        if rank == "hamming":
-            return self._by_distance(queries, options.offset, options.k, limits, finds_all)
-        return self._by_score(queries, rank, options, limits, finds_all)
-
-    def _by_distance(self, queries: Sequence[Query], offset: int, k: int, limits: Limits, finds_all: bool) -> _Ranked:
+        if rank != "hamming":
+            return self._by_score(queries, rank, options, limits, finds_all)
         codes = np.stack([query.code for query in queries])
-        distances, ids = _union(self.collection.search(codes, k=offset + k, **limits))
-        page = slice(offset, offset + k)
+        page = slice(options.offset, options.offset + options.k)
+        distances, ids = _union(self.collection.search(codes, k=page.stop, **limits))
         return _Ranked(distances[page], ids[page], [None] * len(ids[page]), finds_all)
 
     def _by_score(
