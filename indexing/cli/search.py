@@ -23,7 +23,6 @@ from hashseek.indexing.cli.options import (
     WithoutLabel,
     encoder_options,
     given_options,
-    is_url,
     refuse,
 )
 from hashseek.indexing.cli.vectors import read_queries
@@ -35,7 +34,7 @@ from hashseek.retrieval.images import read_bytes
 
 
 def _no_url(image: Path | None) -> Path | None:
-    if image is not None and is_url(image):
+    if str(image).startswith(("http:/", "https:/")):  # a path has one slash of the two
         raise BadConfig(f"the query must be a file, not the URL {image}: download it first, for example with curl -O")
     return image
 
