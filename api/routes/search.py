@@ -35,12 +35,10 @@ def _search_stored(service: Service, searcher: Searcher, body: SearchBody) -> Re
     queries = body.queries or (body,)
     options = body.options(max_k=service.settings.max_k, n_queries=len(queries))
     if body.url is not None:
-        picture = _download(service, body.url)
-        return _json(_content(service, searcher, options, searcher.search_files([picture], options, name=body.url)))
-    contents = [
-        _content(service, searcher, options, _search_with(searcher, query, options), n_queries=len(queries))
-        for query in queries
-    ]
+        answers = [searcher.search_files([_download(service, body.url)], options, name=body.url)]
+    else:
+        answers = [_search_with(searcher, query, options) for query in queries]
+    contents = [_content(service, searcher, options, answer, n_queries=len(queries)) for answer in answers]
     return _json(contents[0] if body.queries is None else {"answers": contents})
 
 
