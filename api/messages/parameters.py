@@ -20,7 +20,7 @@ from pydantic import (
 from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
 from hashseek.indexing.catalog.records import MAX_KEY, MAX_LABEL, MAX_LABELS
 from hashseek.indexing.searcher import OVERSAMPLE, Combine, Rank, SearchOptions
-from hashseek.retrieval.errors import BadConfig, BadImage
+from hashseek.retrieval.errors import BadConfig
 
 DEFAULT_K = 10
 MAX_QUERIES = 64  # of one request
@@ -180,18 +180,6 @@ class SearchParameters(FilterParameters):
             offset=self.offset,
             histogram="histogram" in self.include,
         )
-
-
-def read_upload(upload: UploadFile) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        BadImage: there are none.
-    """
-    data = upload.file.read()
-    if not data:
-        raise BadImage("the upload is empty (0 bytes)")
-    return data
 
 
 def _files_only(given: Any) -> Any:

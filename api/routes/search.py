@@ -15,7 +15,6 @@ from hashseek.api.messages.parameters import (
     SearchForm,
     SearchParameters,
     SearchQuery,
-    read_upload,
 )
 from hashseek.api.messages.reading import body_of, documented_body, documented_query, query_of
 from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
@@ -81,7 +80,7 @@ def search(
     if isinstance(body, SearchBody):
         return _search_stored(service, searcher, body)
     options = body.options(max_k=service.settings.max_k)
-    files = [read_upload(image) for image in body.image]
+    files = [image.file.read() for image in body.image]
     answer = searcher.search_files(files, options, combine=body.combine, name="the upload")
     return _json(_content(service, searcher, options, answer))
 
@@ -105,7 +104,7 @@ def encode(searcher: SearcherDep, body: Annotated[EncodeForm | EncodeBody, body_
     if isinstance(body, EncodeBody):
         [query] = searcher.queries_of(np.array([body.vector]))
     else:
-        query = searcher.query_of(read_upload(body.image), name="the upload")
+        query = searcher.query_of(body.image.file.read(), name="the upload")
     return Encoded(
         code=query.code.tobytes().hex(),
         n_bits=searcher.encoder.n_bits,
