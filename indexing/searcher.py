@@ -35,7 +35,6 @@ from hashseek.retrieval.vectors import Vectors, as_float32
 Rank = Literal["hamming", "asymmetric", "float"]
 RANKS: tuple[Rank, ...] = get_args(Rank)
 Combine = Literal["mean", "union"]
-OVERSAMPLE = 10
 # Number of images whose features are in memory at the same time.
 _FEATURES_AT_ONCE = 10_000
 
@@ -70,7 +69,7 @@ class SearchOptions:
     among: Filter | None = None
     effort: int | None = None
     rank: Rank | None = None
-    oversample: int = OVERSAMPLE
+    oversample: int = 10
     offset: int = 0
     histogram: bool = False
 

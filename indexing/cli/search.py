@@ -28,7 +28,7 @@ from hashseek.indexing.cli.options import (
 from hashseek.indexing.cli.vectors import read_queries
 from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.printing import printable
-from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions
+from hashseek.indexing.searcher import Answer, Rank, Searcher, SearchOptions
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import read_bytes
 
@@ -51,7 +51,7 @@ def search(
         typer.Option("--id", help="Instead of an image: the id of a stored one, which is excluded from the results."),
     ] = None,
     stored_key: Annotated[str | None, typer.Option("--of-key", help="Like --id, but by key.")] = None,
-    k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
+    k: Annotated[int, typer.Option("-k", help="Number of results.")] = SearchOptions.k,
     max_distance: Annotated[int | None, typer.Option(help="Largest Hamming distance of a result, in bits.")] = None,
     min_precision: Annotated[
         float | None,
@@ -77,7 +77,7 @@ def search(
     ] = None,
     oversample: Annotated[
         int, typer.Option(help="asymmetric and float reorder the oversample x k nearest images by Hamming distance.")
-    ] = OVERSAMPLE,
+    ] = SearchOptions.oversample,
     label: WithLabel = None,
     any_label: WithAnyLabel = None,
     without: WithoutLabel = None,
