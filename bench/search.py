@@ -33,7 +33,7 @@ from hashseek.indexing.catalog import Catalog, create_catalog
 from hashseek.indexing.index.duplicates import groups
 from hashseek.indexing.index.hamming_index import HammingIndex, build_index, load_index, save_index
 from hashseek.indexing.index.segments import joined, merged_hits, whole
-from hashseek.indexing.searcher import OVERSAMPLE
+from hashseek.indexing.searcher import SearchOptions
 from hashseek.retrieval.codes import Codes, pad
 from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.errors import BadConfig
@@ -46,6 +46,7 @@ except ImportError:
 
 Case = Callable[[int], object]
 clock: Callable[[], float] = time.perf_counter
+OVERSAMPLE = SearchOptions.oversample
 K = 10
 
 

@@ -167,15 +167,14 @@ def network_for_refit(collection: Collection, options: FitOptions) -> FeatureNet
     header = load_header(collection.checkpoint)
     if options.backbone is None and options.weights in ("default", "none"):
         options = replace(options, backbone=header.backbone)
-    if options.backbone is not None or options.weights is not None:
-        return find_network(options)
-    if "fit" not in header.training:
-        raise BadConfig(
-            f"{collection.folder} was created with a trained checkpoint, and a refit without labels would be worse: "
-            "train again and run `hashseek index reencode`, or name a network (--backbone or --weights)"
-        )
-    own = FitOptions(options.n_bits, header.backbone, str(collection.checkpoint), options.preprocessing)
-    return find_network(own)
+    if options.backbone is None and options.weights is None:
+        if "fit" not in header.training:
+            raise BadConfig(
+                f"{collection.folder} was created with a trained checkpoint, and a refit without labels would be "
+                "worse: train again and run `hashseek index reencode`, or name a network (--backbone or --weights)"
+            )
+        options = replace(options, backbone=header.backbone, weights=str(collection.checkpoint))
+    return find_network(options)
 
 
 def _checked_weights(path: Path) -> Header | None:

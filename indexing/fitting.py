@@ -122,14 +122,14 @@ class Fitting:
         from hashseek.retrieval.models.weight_loading import load_backbone_weights
 
         self.network = network
-        published = default_preprocessing(network.backbone)
-        preprocessing = published if network.own is None else network.own.image_preprocessing()
-        assert preprocessing is not None  # `find_network` refuses backbones of vectors
-        self.preprocessing = changed(preprocessing, network.changes)
+        own = network.own
+        published = default_preprocessing(network.backbone) if own is None else own.image_preprocessing()
+        assert published is not None  # `find_network` refuses backbones of vectors
+        preprocessing = changed(published, network.changes)
         self.model: HashModel = HashModel(backbone=network.backbone, n_bits=network.n_bits, head="normalized").eval()
         load_backbone_weights(self.model.backbone, name=network.backbone, weights=network.weights)
-        self.model.check_input_size(self.preprocessing.size)
-        header = Header(network.backbone, network.n_bits, self.preprocessing, (), fingerprint="", head="normalized")
+        self.model.check_input_size(preprocessing.size)
+        header = Header(network.backbone, network.n_bits, preprocessing, (), fingerprint="", head="normalized")
         self.encoder = Encoder(Checkpoint.of(self.model, header), **options)
         self.record: dict[str, Any] = {}
         self.fallback = ""
@@ -180,7 +180,7 @@ class Fitting:
     @contextmanager
     def checkpoint(self) -> Iterator[Path]:
         """The checkpoint in a file that is deleted afterwards. Writing it sets the encoder's fingerprint."""
-        with saved(self.model, self.preprocessing, self.record) as (path, self.encoder.header):
+        with saved(self.model, self.encoder.preprocessing, self.record) as (path, self.encoder.header):
             yield path
 
     def reuse(self, sources: Iterable[Found]) -> Iterator[Found | LoadedImage]:
@@ -271,7 +271,7 @@ def fit_to_sources(
     """
     network.download()
     fitting = Fitting(network, **options)
-    loader = Loader(None, fitting.preprocessing, 2 * fitting.encoder.batch_size, fetch)
+    loader = Loader(None, fitting.encoder, fetch)
     stamps: dict[Place, Stamp | None] = {}
     loaded: list[tuple[ImageSource, NewImage]] = []
 

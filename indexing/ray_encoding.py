@@ -319,7 +319,7 @@ class _Worker:
                 "mount their disk there under the same path"
             )
         encoder = self.encoder = self.encoder or self._load(checkpoint)
-        loader = Loader(None, encoder.preprocessing, 2 * encoder.batch_size, self.fetch)
+        loader = Loader(None, encoder, self.fetch)
         images, problems = list[NewImage](), list[Problem]()
         for step, code in encoder.stream(loader.load(found), _with_pixels, encoder.encode_pixels):
             if isinstance(step, Problem):

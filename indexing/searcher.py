@@ -35,7 +35,6 @@ from hashseek.retrieval.vectors import Vectors, as_float32
 Rank = Literal["hamming", "asymmetric", "float"]
 RANKS: tuple[Rank, ...] = get_args(Rank)
 Combine = Literal["mean", "union"]
-OVERSAMPLE = 10
 # Number of images whose features are in memory at the same time.
 _FEATURES_AT_ONCE = 10_000
 
@@ -70,7 +69,7 @@ class SearchOptions:
     among: Filter | None = None
     effort: int | None = None
     rank: Rank | None = None
-    oversample: int = OVERSAMPLE
+    oversample: int = 10
     offset: int = 0
     histogram: bool = False
 
@@ -318,7 +317,6 @@ class Searcher:
             BadConfig: see `search`; or `rank` is "asymmetric", which needs outputs.
             UnknownImage: there is no such image.
         """
-        self.check(options, stored=True)
         stored = self.collection.code_of(image_id)
         return self.answer([Query(stored.code, feature=stored.feature)], options)
 
@@ -329,7 +327,18 @@ class Searcher:
             BadConfig: the collection does not have what the ranking or `min_precision` needs.
         """
         self._max_distance(options)
-        return check_rank(self.collection, options, stored=stored)
+        if options.rank == "float" and not self.collection.keeps_features:
+            raise BadConfig(
+                f"{self.collection.place} stores no features, which the ranking float needs: use "
+                f"{'hamming' if stored else 'asymmetric'}, or create a collection with "
+                "`hashseek index add --keep-features`"
+            )
+        if options.rank == "asymmetric" and stored:
+            raise BadConfig(
+                "the ranking asymmetric needs the real outputs of the query, which are not stored with an image: "
+                "search with its file, or rank by hamming"
+            )
+        return options.rank or ("hamming" if stored else "asymmetric")
 
     def answer(self, queries: Sequence[Query], options: SearchOptions, encode_ms: float = 0.0) -> Answer:
         """The hits of a query with their records, or of the union of several of the same kind, see `search_files`.
@@ -362,14 +371,11 @@ class Searcher:
         among, max_distance = options.among, self._max_distance(options)
         limits: Limits = {"max_distance": max_distance, "among": among, "effort": options.effort}
         finds_all = among is not None or max_distance is not None or self.collection.finds_all
-        if rank == "hamming":
-            return self._by_distance(queries, options.offset, options.k, limits, finds_all)
-        return self._by_score(queries, rank, options, limits, finds_all)
-
-    def _by_distance(self, queries: Sequence[Query], offset: int, k: int, limits: Limits, finds_all: bool) -> _Ranked:
+        if rank != "hamming":
+            return self._by_score(queries, rank, options, limits, finds_all)
         codes = np.stack([query.code for query in queries])
-        distances, ids = _union(self.collection.search(codes, k=offset + k, **limits))
-        page = slice(offset, offset + k)
+        page = slice(options.offset, options.offset + options.k)
+        distances, ids = _union(self.collection.search(codes, k=page.stop, **limits))
         return _Ranked(distances[page], ids[page], [None] * len(ids[page]), finds_all)
 
     def _by_score(
@@ -482,22 +488,3 @@ def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
     signs = 2.0 * unpack(stored.code[None], len(query.outputs))[0] - 1
     feature = query.feature if stored.feature is None else stored.feature
     return Query(stored.code, np.abs(query.outputs) * signs.astype(np.float32), feature)
-
-
-def check_rank(collection: Store, options: SearchOptions, *, stored: bool) -> Rank:
-    """The ranking that `options` select in a collection, for an image or for a stored one.
-
-    Raises:
-        BadConfig: the collection does not have what the ranking needs.
-    """
-    if options.rank == "float" and not collection.keeps_features:
-        raise BadConfig(
-            f"{collection.place} stores no features, which the ranking float needs: use "
-            f"{'hamming' if stored else 'asymmetric'}, or create a collection with `hashseek index add --keep-features`"
-        )
-    if options.rank == "asymmetric" and stored:
-        raise BadConfig(
-            "the ranking asymmetric needs the real outputs of the query, which are not stored with an image: search "
-            "with its file, or rank by hamming"
-        )
-    return options.rank or ("hamming" if stored else "asymmetric")

@@ -240,17 +240,16 @@ def save_checkpoint(
     return header
 
 
-def load_header(path: Path | str) -> Header:
+def load_header(path: Path) -> Header:
     """Read a checkpoint's header without its weights, which is fast.
 
     Raises:
         BadCheckpoint: missing, not from Hashseek, truncated, of a newer format, or with a modified header.
     """
-    path = Path(path)
     return _parse(path, _read(path, weights=False)[0])
 
 
-def load_checkpoint(path: Path | str) -> Checkpoint:
+def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint and check its weights against its fingerprint.
 
     A backbone "module:function" is accepted only if it is trusted, see `check_trusted`: building it runs that function.
@@ -260,7 +259,6 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             not trusted.
         BadConfig: there is no such backbone, or its package is missing.
     """
-    path = Path(path)
     header, tensors = _read_intact(path)
     if header.preprocessing is not None:
         check_image_backbone(header.backbone)

@@ -19,10 +19,9 @@ from pydantic import (
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
 from hashseek.indexing.catalog.records import MAX_KEY, MAX_LABEL, MAX_LABELS
-from hashseek.indexing.searcher import OVERSAMPLE, Combine, Rank, SearchOptions
-from hashseek.retrieval.errors import BadConfig, BadImage
+from hashseek.indexing.searcher import Combine, Rank, SearchOptions
+from hashseek.retrieval.errors import BadConfig
 
-DEFAULT_K = 10
 MAX_QUERIES = 64  # of one request
 MAX_URL = 2000  # characters
 MAX_BATCH = 64  # images stored by one request
@@ -114,7 +113,7 @@ class SearchParameters(FilterParameters):
     k: Given[int] = Field(
         default=None,
         ge=1,
-        description=f"Number of results; default {DEFAULT_K}, or the service's own limit if that is lower.",
+        description=f"Number of results; default {SearchOptions.k}, or the service's own limit if that is lower.",
         examples=[5],
     )
     offset: int = Field(
@@ -144,7 +143,7 @@ class SearchParameters(FilterParameters):
         "image, hamming for a stored one.",
     )
     oversample: int = Field(
-        default=OVERSAMPLE,
+        default=SearchOptions.oversample,
         ge=1,
         le=100,
         description="asymmetric and float reorder the oversample x k nearest images by Hamming distance.",
@@ -162,7 +161,7 @@ class SearchParameters(FilterParameters):
         Raises:
             BadConfig: they ask for more than `max_k` results, or have an invalid filter.
         """
-        k = self.k or min(DEFAULT_K, max_k)
+        k = self.k or min(SearchOptions.k, max_k)
         if (k + self.offset) * n_queries > max_k:
             queries = f" for {n_queries} queries" if n_queries > 1 else ""
             raise BadConfig(
@@ -180,18 +179,6 @@ class SearchParameters(FilterParameters):
             offset=self.offset,
             histogram="histogram" in self.include,
         )
-
-
-def read_upload(upload: UploadFile) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        BadImage: there are none.
-    """
-    data = upload.file.read()
-    if not data:
-        raise BadImage("the upload is empty (0 bytes)")
-    return data
 
 
 def _files_only(given: Any) -> Any:

@@ -25,7 +25,6 @@ from hashseek.api.messages.parameters import (
     ImageChanges,
     ImageDetails,
     PageParameters,
-    read_upload,
 )
 from hashseek.api.messages.problems import FileGone, FileNotSent, UnexpectedNumber, describe
 from hashseek.api.messages.reading import body_of, documented_body, documented_query, query_of
@@ -279,7 +278,7 @@ def _add(
     searcher: Searcher, upload: UploadFile, *, labels: list[str], key: str | None, attributes: dict[str, Any]
 ) -> AddedImage:
     collection, encoder = searcher.collection, searcher.image_encoder
-    data = read_upload(upload)
+    data = upload.file.read()
     sha256 = hashlib.sha256(data).hexdigest()
     image: StoredImage | LoadedFile
     if (known := collection.by_content(sha256)) is not None:

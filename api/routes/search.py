@@ -15,7 +15,6 @@ from hashseek.api.messages.parameters import (
     SearchForm,
     SearchParameters,
     SearchQuery,
-    read_upload,
 )
 from hashseek.api.messages.reading import body_of, documented_body, documented_query, query_of
 from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
@@ -35,12 +34,10 @@ def _search_stored(service: Service, searcher: Searcher, body: SearchBody) -> Re
     queries = body.queries or (body,)
     options = body.options(max_k=service.settings.max_k, n_queries=len(queries))
     if body.url is not None:
-        picture = _download(service, body.url)
-        return _json(_content(service, searcher, options, searcher.search_files([picture], options, name=body.url)))
-    contents = [
-        _content(service, searcher, options, _search_with(searcher, query, options), n_queries=len(queries))
-        for query in queries
-    ]
+        answers = [searcher.search_files([_download(service, body.url)], options, name=body.url)]
+    else:
+        answers = [_search_with(searcher, query, options) for query in queries]
+    contents = [_content(service, searcher, options, answer, n_queries=len(queries)) for answer in answers]
     return _json(contents[0] if body.queries is None else {"answers": contents})
 
 
@@ -83,7 +80,7 @@ def search(
     if isinstance(body, SearchBody):
         return _search_stored(service, searcher, body)
     options = body.options(max_k=service.settings.max_k)
-    files = [read_upload(image) for image in body.image]
+    files = [image.file.read() for image in body.image]
     answer = searcher.search_files(files, options, combine=body.combine, name="the upload")
     return _json(_content(service, searcher, options, answer))
 
@@ -107,7 +104,7 @@ def encode(searcher: SearcherDep, body: Annotated[EncodeForm | EncodeBody, body_
     if isinstance(body, EncodeBody):
         [query] = searcher.queries_of(np.array([body.vector]))
     else:
-        query = searcher.query_of(read_upload(body.image), name="the upload")
+        query = searcher.query_of(body.image.file.read(), name="the upload")
     return Encoded(
         code=query.code.tobytes().hex(),
         n_bits=searcher.encoder.n_bits,

@@ -383,13 +383,11 @@ class Catalog:
 
     def _entries(self, rows: Sequence[tuple[int, bytes]]) -> tuple[Ids, Codes]:
         """Ids and codes of rows (id, code)."""
-        return np.array([image_id for image_id, _ in rows], np.int64), self._codes([code for _, code in rows])
-
-    def _codes(self, blobs: Sequence[bytes]) -> Codes:
+        ids, codes = [image_id for image_id, _ in rows], [code for _, code in rows]
         size = code_size(self.n_bits)
-        if not all(isinstance(blob, bytes) and len(blob) == size for blob in blobs):
+        if not all(isinstance(code, bytes) and len(code) == size for code in codes):
             raise CatalogDamaged(self.path, f"a code of {self.n_bits} bits does not have {size} bytes")
-        return np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, size)
+        return np.array(ids, np.int64), np.frombuffer(b"".join(codes), np.uint8).reshape(-1, size)
 
 
 def _as_json(texts: Sequence[str]) -> str:

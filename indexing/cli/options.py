@@ -15,11 +15,6 @@ from hashseek.retrieval.errors import BadConfig
 ENCODING = ("--device", "--precision", "--engine")  # for `refuse`
 
 
-def is_url(path: Path) -> bool:
-    """Whether an http(s) URL was given where a path is expected, which has dropped one of its slashes."""
-    return str(path).startswith(("http:/", "https:/"))
-
-
 def _no_url(collection: Path) -> Path:
     if re.match(r"[A-Za-z][\w+.-]*:/", str(collection)) and not is_in_milvus(collection):
         raise BadConfig(

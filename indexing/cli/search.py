@@ -23,19 +23,18 @@ from hashseek.indexing.cli.options import (
     WithoutLabel,
     encoder_options,
     given_options,
-    is_url,
     refuse,
 )
 from hashseek.indexing.cli.vectors import read_queries
 from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.printing import printable
-from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions, check_rank
+from hashseek.indexing.searcher import Answer, Rank, Searcher, SearchOptions
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import read_bytes
 
 
 def _no_url(image: Path | None) -> Path | None:
-    if image is not None and is_url(image):
+    if str(image).startswith(("http:/", "https:/")):  # a path has one slash of the two
         raise BadConfig(f"the query must be a file, not the URL {image}: download it first, for example with curl -O")
     return image
 
@@ -52,7 +51,7 @@ def search(
         typer.Option("--id", help="Instead of an image: the id of a stored one, which is excluded from the results."),
     ] = None,
     stored_key: Annotated[str | None, typer.Option("--of-key", help="Like --id, but by key.")] = None,
-    k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
+    k: Annotated[int, typer.Option("-k", help="Number of results.")] = SearchOptions.k,
     max_distance: Annotated[int | None, typer.Option(help="Largest Hamming distance of a result, in bits.")] = None,
     min_precision: Annotated[
         float | None,
@@ -78,7 +77,7 @@ def search(
     ] = None,
     oversample: Annotated[
         int, typer.Option(help="asymmetric and float reorder the oversample x k nearest images by Hamming distance.")
-    ] = OVERSAMPLE,
+    ] = SearchOptions.oversample,
     label: WithLabel = None,
     any_label: WithAnyLabel = None,
     without: WithoutLabel = None,
@@ -109,13 +108,14 @@ def search(
     if image is None:
         refuse(given[0], ENCODING, given_options(context))
     with closing(open_store(collection, checkpoint=checkpoint, read_only=True)) as opened:
-        check_rank(opened, options, stored=image is None and vector is None)
+        searcher = Searcher.of_stored(opened, checkpoint=checkpoint)
+        searcher.check(options, stored=image is None and vector is None)  # before a network is loaded
         data = b"" if image is None else read_bytes(image)
         vectors = None if vector is None else read_queries(vector)
         if stored_key is not None:
             stored_id = opened.by_key(stored_key).id
         if stored_id is not None:
-            answers = [_similar(Searcher.of_stored(opened, checkpoint=checkpoint), stored_id, options)]
+            answers = [_similar(searcher, stored_id, options)]
         else:
             searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
             if vectors is not None:

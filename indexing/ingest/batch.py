@@ -87,7 +87,7 @@ def ingest(
     Raises:
         BadImage: an image cannot be used and `on_error` is "stop"; earlier batches stay committed.
     """
-    loader = Loader(collection, encoder.preprocessing, 2 * encoder.batch_size, fetch)
+    loader = Loader(collection, encoder, fetch)
     writer, report = Writer(collection), IngestReport()
     batch: list[LoadedImage | Problem] = []
     n_bytes, since = 0, time.monotonic()

@@ -15,12 +15,13 @@ from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.uris import is_there, open_uri, stamp_of, stored_path
 from hashseek.retrieval.errors import BadConfig, BadImage
-from hashseek.retrieval.images import LoadedFile, Pixels, Preprocessing, load_file
+from hashseek.retrieval.images import LoadedFile, Pixels, load_file
 from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.load_ahead import load_ahead
 
 if TYPE_CHECKING:
-    from hashseek.indexing.dry_run import Target
+    from hashseek.indexing.dry_run import DryRunEncoder, Target
+    from hashseek.retrieval.encoder import Encoder
 
 _DOWNLOADS = 16  # at a time; they wait for the network, not for a processor core
 _LOOKED_UP = 256  # files looked up in the catalog together
@@ -54,14 +55,12 @@ class Loader:
 
     Args:
         store: content that it already holds is neither decoded nor encoded again; None: every image is decoded.
-        preprocessing: the preprocessing of the encoder.
-        depth: number of images decoded ahead.
+        encoder: will encode the images: they are prepared for it, two batches ahead.
         fetch: returns the content behind a URL, or raises `BadImage`.
     """
 
     store: "Target | None"
-    preprocessing: Preprocessing
-    depth: int
+    encoder: "Encoder | DryRunEncoder"
     fetch: Fetch
 
     def load(self, sources: Iterable[Found | LoadedImage]) -> Iterator[LoadedImage | Problem]:
@@ -73,7 +72,7 @@ class Loader:
             n_workers=_DOWNLOADS,
             in_worker=lambda item: _url(item) is not None,
         )
-        return load_ahead(downloaded, self._load, depth=self.depth)
+        return load_ahead(downloaded, self._load, depth=2 * self.encoder.batch_size)
 
     def _download(self, found: Found | LoadedImage) -> _Downloaded:
         url = _url(found)
@@ -108,7 +107,7 @@ class Loader:
         if self.store is not None and (known := self.store.by_content(sha256)) is not None:
             about, code = known
         else:
-            about, code = load_file(data, self.preprocessing, name=str(source.uri)), _NO_CODE
+            about, code = load_file(data, self.encoder.preprocessing, name=str(source.uri)), _NO_CODE
             pixels = about.pixels
         image = NewImage(
             path=path,

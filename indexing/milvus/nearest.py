@@ -46,22 +46,23 @@ class Nearest:
         Raises:
             BadConfig: an index with lists can return no more than `MOST`, and the result needs more.
         """
-        first = min(2 * k + 64, MOST)
+        n = min(2 * k + 64, MOST)
         if "nprobe" in self.params:
-            return self._from_lists(k, first, radius=radius, ties=ties)
-        found = self._fetch(first, self.among, radius=radius + 1)
-        if len(found) == first and found[-1].distance == found[min(k, first) - 1].distance:
-            distance = found[-1].distance
-            found = [one for one in found if one.distance < distance]
-            while len(found) < k and distance <= radius:
-                found += self._at(distance, None if ties else k - len(found), 0, N_IDS)
-                distance += 1
+            found = self._from_lists(k, n, radius=radius)
+        else:
+            found = self._fetch(n, self.among, radius=radius + 1)
+            if len(found) == n and found[-1].distance == found[min(k, n) - 1].distance:
+                distance = found[-1].distance
+                found = [one for one in found if one.distance < distance]
+                while len(found) < k and distance <= radius:
+                    found += self._at(distance, None if ties else k - len(found), 0, N_IDS)
+                    distance += 1
         if ties and len(found) > k:
             return [one for one in found if one.distance <= found[k - 1].distance]
         return found[:k]
 
-    def _from_lists(self, k: int, n: int, *, radius: int, ties: bool) -> list[Found]:
-        """`search` in an index with lists, starting with the `n` nearest: more, until the last distance is complete.
+    def _from_lists(self, k: int, n: int, *, radius: int) -> list[Found]:
+        """The `n` nearest in an index with lists, and more until all at the distance of the k-th are among them.
 
         It asks for no radius: Milvus 2.3 then ignores `nprobe`, and stops at the first list without a hit.
         """
@@ -78,10 +79,7 @@ class Nearest:
                 f"an index with lists finds at most {MOST:,} images, but this search needs more, or as many are at "
                 "the last distance: use a lower k, max_distance or oversample, a narrower filter, or index=flat"
             )
-        found = [one for one in found if one.distance <= radius]
-        if ties and len(found) > k:
-            return [one for one in found if one.distance <= found[k - 1].distance]
-        return found[:k]
+        return [one for one in found if one.distance <= radius]
 
     def _at(self, distance: int, n: int | None, low: int, high: int) -> list[Found]:
         """The images at a distance with ids from `low` to below `high`; at least the `n` lowest ids of them."""

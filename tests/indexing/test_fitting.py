@@ -98,7 +98,7 @@ def test_a_picture_that_changes_after_the_fit_is_encoded_anew(tmp_path, pictures
     ):
         list(ingest(collection, first.encoder, first.reuse(find_sources([folder]))))
         record = next(record for record in collection.catalog.page(after=0, limit=99) if record.path == str(changed))
-        loaded = images.load_file(changed.read_bytes(), first.preprocessing)
+        loaded = images.load_file(changed.read_bytes(), first.encoder.preprocessing)
         assert (record.bytes, record.width) == (changed.stat().st_size, loaded.width)
         expected = first.encoder.encode_pixels(loaded.pixels[None])
         assert collection.catalog.code_of(record.id).code.tobytes() == expected.tobytes()

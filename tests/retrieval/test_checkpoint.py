@@ -60,8 +60,8 @@ def header_of(path: Path) -> dict:
 
 
 def test_a_round_trip_keeps_everything(model, path):
-    loaded = load_checkpoint(str(path))
-    assert loaded.header == load_header(path) == load_header(str(path))
+    loaded = load_checkpoint(path)
+    assert loaded.header == load_header(path)
     assert loaded.header.preprocessing == PREPROCESSING
     assert loaded.header.label_names == ("a", "b")
     assert (loaded.header.training, loaded.header.scores) == ({"x": 1}, {"val_mAP@5": 0.5})

@@ -296,9 +296,10 @@ class TestCacheOfConvertedNetworks:
         """Building it imports torch and torchvision, which takes longer than everything else that a search does."""
         program = f"""
 import sys
+from pathlib import Path
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.encoder import Encoder
-Encoder(load_checkpoint({str(plain["squeezenet1_1"])!r}), device="cpu", engine="openvino")
+Encoder(load_checkpoint(Path({str(plain["squeezenet1_1"])!r})), device="cpu", engine="openvino")
 print(sorted({{"torch", "torchvision"}} & {{*sys.modules}}))
 """
         run = [sys.executable, "-c", program]

@@ -23,10 +23,11 @@ def records(folder):
 
 
 SLOW = """
-import time, hashseek.indexing.ingest.batch, hashseek.indexing.catalog
+import time, types, hashseek.indexing.ingest.batch, hashseek.indexing.catalog
 hashseek.indexing.ingest.batch.BATCH = 4
 Loader = hashseek.indexing.ingest.batch.Loader
-hashseek.indexing.ingest.batch.Loader = lambda catalog, size, _, *rest: Loader(catalog, size, 8, *rest)
+few = lambda encoder: types.SimpleNamespace(preprocessing=encoder.preprocessing, batch_size=4)
+hashseek.indexing.ingest.batch.Loader = lambda catalog, encoder, fetch: Loader(catalog, few(encoder), fetch)
 add = hashseek.indexing.catalog.Catalog.add
 hashseek.indexing.catalog.Catalog.add = lambda *a: (time.sleep(0.15), add(*a))[1]
 """

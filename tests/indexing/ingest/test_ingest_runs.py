@@ -93,7 +93,7 @@ def run_dry(collection, sources, **options):
 
 def load(collection, sources):
     """The loaded images of the sources."""
-    return list(loading.Loader(collection, PREPROCESSING, depth=1, fetch=fetch).load(sources))
+    return list(loading.Loader(collection, Stub(), fetch).load(sources))
 
 
 def without_notes(report):

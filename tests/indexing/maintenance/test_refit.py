@@ -67,7 +67,7 @@ def test_the_network_stays_unless_another_is_named_and_its_origin_is_remembered(
     *_, _ = change_codes(collection, fitting, codes)
     with closing(Collection(collection.folder)) as now:
         header = hashseek.load_checkpoint(now.checkpoint).header
-        assert header.preprocessing == fitting.preprocessing
+        assert header.preprocessing == fitting.encoder.preprocessing
         assert header.training["fit"]["weights"] == "squeezenet.safetensors"
         assert list(change_codes(now, *refit(now, 4))) == []  # the same images give the same hash layer
         now.remove([record.id for record in now.catalog.page(after=1, limit=99)])
