@@ -5,7 +5,7 @@ import shutil
 import signal
 from functools import partial
 from pathlib import Path
-from unittest.mock import MagicMock
+from unittest.mock import DEFAULT, MagicMock
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.hidden_labels import hide_labels
 from hashseek.training.loop import epoch
 from hashseek.training.loop.epoch import Diverged
-from hashseek.training.loop.fit import fit, initial_model
+from hashseek.training.loop.fit import fit
 from hashseek.training.loop.validation import validation_part
 from hashseek.training.runs.run_folder import Run, in_use, read_records, saved_state, started
 from support.commands import wait_until
@@ -122,17 +122,6 @@ def test_keys_start_with_the_fitted_head(pictures, tmp_path):
     torch.testing.assert_close(state["keys"]["encoder.model.head.weight"], state["network"]["model.head.weight"])
 
 
-def test_gradients_are_clipped(pictures, tmp_path):
-    sections = {"optimizer": {"name": "sgd", "lr": 0.1, "weight_decay": 0}}
-    sections["model"] = {"freeze_backbone": True, "head_init": "random"}
-    weights = []
-    for clip_norm in (None, 1e-9):
-        settings = config(pictures, **sections, optimizer__clip_norm=clip_norm)
-        weights.append(load_file(fit(settings, out=tmp_path / str(clip_norm)).run.last)["head.weight"])
-    free, clipped = ((one - initial_model(settings).head.weight).norm() for one in weights)
-    assert clipped < 1e-6 < free
-
-
 def test_hidden_labels_are_not_trained_on(pictures, own_pictures, tmp_path):
     """A run that hides labels has the loss of a run on a list that lacks them."""
 
@@ -166,16 +155,22 @@ def test_a_run_is_not_resumed_with_another_number_of_labels(own_pictures, tmp_pa
         fit(settings, out=tmp_path / "run", resume=True)
 
 
-def test_validation_images_are_never_trained_on(pictures, tmp_path, monkeypatch):
-    settings = config(pictures, train={"val_fraction": 0.25})
-    trained_on = MagicMock(wraps=epoch.own_part)
+def test_validation_images_are_never_trained_on_and_seed_and_epoch_decide_the_rest(pictures, tmp_path, monkeypatch):
+    settings = config(pictures, train={"val_fraction": 0.25, "seed": 4})
+    trained_on, dropped = MagicMock(wraps=epoch.own_part), MagicMock(wraps=epoch.row_seeds)
+    of_own_layers = set()
+    trained_on.side_effect = lambda *_, **__: of_own_layers.add(torch.initial_seed()) or DEFAULT
     monkeypatch.setattr(epoch, "own_part", trained_on)
+    monkeypatch.setattr(epoch, "row_seeds", dropped)
     fit(settings, out=tmp_path / "run")
     fit_rows, val_rows = validation_part(60, settings)
     assert len(val_rows) == 15
     assert sorted([*fit_rows, *val_rows]) == [*range(60)]
-    assert [sorted(call.args[0]) for call in trained_on.call_args_list] == [sorted(fit_rows)] * 3
-    assert len({tuple(call.args[0]) for call in trained_on.call_args_list}) == 3, "each epoch has its order"
+    assert not np.array_equal(val_rows, validation_part(60, config(pictures, train__val_fraction=0.25))[1])
+    for number, call in enumerate(trained_on.call_args_list):  # each seed and epoch has its order
+        assert np.array_equal(call.args[0], np.random.default_rng((4, number)).permutation(fit_rows))
+    assert {(call.kwargs["seed"], call.kwargs["epoch"]) for call in dropped.call_args_list} == {(4, 0), (4, 1), (4, 2)}
+    assert len(of_own_layers) == 3
 
 
 def test_the_query_and_database_splits_are_never_opened(pictures, own_pictures, tmp_path):

@@ -14,6 +14,7 @@ from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.loop.dropout import row_seeds
 from hashseek.training.loop.network import Keys, Network, Objective, build_network
 from hashseek.training.loop.step import backward
+from hashseek.training.losses import build_loss
 from support.models import EVERYTHING, run_config
 
 QUANTIZATION = {"kind": "l2", "weight": 1}
@@ -119,10 +120,32 @@ def test_without_a_key_encoder_every_view_is_an_anchor_and_a_key():
         build(memory={"size": 15, "momentum": 0}, **sections)
 
 
+@pytest.mark.parametrize("until_full", [False, True])
+def test_a_step_has_the_gradient_of_the_loss_beside_its_memory_and_of_the_weighted_partner(until_full):
+    sections = {"loss": {"name": "dpsh"}, "partner": {"name": "bce", "weight": 0.3}}
+    parts = network, _, _ = build(memory={"size": 20, "momentum": 0, "until_full": until_full}, **sections)
+    (first, first_labels), (second, labels) = ((torch.randn(8, 6), some_labels(8)) for _ in range(2))
+    earlier = network(first)["outputs"].detach()
+    step(parts, first, first_labels)
+    network.zero_grad()
+    terms = step(parts, second, labels)
+    heads = network(second)
+    ref, ref_y = heads["outputs"].detach(), labels
+    if not until_full:
+        ref, ref_y = torch.cat([ref, earlier]), torch.cat([ref_y, first_labels])  # as they are, for inner products
+    expected = build_loss("dpsh", n_classes=3, n_bits=12)(heads["outputs"], labels, memory=(ref, ref_y))
+    expected["bce"] = 0.3 * nn.functional.binary_cross_entropy_with_logits(heads["logits"], labels)
+    torch.testing.assert_close(terms, {name: value.detach() for name, value in expected.items()})
+    learned = list(network.parameters())
+    gradients = torch.autograd.grad(torch.stack(list(expected.values())).sum(), learned)
+    torch.testing.assert_close([parameter.grad for parameter in learned], list(gradients))
+
+
 def test_frozen_features_share_the_backbone_with_the_key_encoder():
     network, _, keys = build(model={"freeze_backbone": True}, **EVERYTHING)
     assert keys.encoder.model.backbone is network.model.backbone
     assert keys.encoder.model.head is not network.model.head
+    assert [layer.out_features for layer in network.projection if isinstance(layer, nn.Linear)] == [24, 16]
     before = [p.clone() for p in network.model.backbone.parameters()]
     for _ in range(50):
         keys.follow(network)
