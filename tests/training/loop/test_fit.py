@@ -217,6 +217,10 @@ def test_frozen_features_are_computed_once_and_the_backbone_stays_as_it_was(pict
     cached.write_bytes(whole[: len(whole) // 2])  # a torn file is computed again
     assert fit(settings, out=tmp_path / "c").best_score == first.best_score
     assert cached.read_bytes() == whole
+    copied = {"data": {"name": "folder", "root": str(shutil.copytree(pictures, tmp_path / "copied"))}}
+    for n, changes in enumerate(({"train__seed": 1}, {"model__size": 40}, copied), start=2):
+        fit(config(pictures, model__freeze_backbone=True, **changes), out=tmp_path / str(n))
+        assert len(list(cached.parent.iterdir())) == n, "other weights, pixels and files have other features"
 
 
 def test_a_run_folder_is_never_overwritten_and_its_damage_is_named(pictures, tmp_path):
@@ -301,7 +305,9 @@ def test_vectors_train_and_their_mistakes_are_named(tmp_path):
     rates = [100 * row["lr"] for row in log]  # at the end of each epoch: a period of two epochs, then one of four
     assert rates == pytest.approx([0.5, 1, 0.853553, 0.5, 0.146447, 1], rel=1e-3)
     fit_rows, _ = validation_part(60, settings("mlp:9-16"))
-    np.testing.assert_allclose(load_file(run.last)["backbone.mean"], vectors[fit_rows].mean(axis=0), rtol=1e-4)
+    saved = load_file(run.last)
+    np.testing.assert_allclose(saved["backbone.mean"], vectors[fit_rows].mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(saved["backbone.std"], vectors[fit_rows].std(axis=0, ddof=1), rtol=1e-4)
     slow = {"epochs": 6, "batch_size": 20, "ema": 1 - 1e-12}  # averaged weights stay where they were at the start
     averaged = read_records(fit(settings("mlp:9-16", train=slow), out=tmp_path / "averaged").run.log)
     assert len({row["val_mAP@1000"] for row in averaged}) == 1 < len(set(scores)), "they are validated"

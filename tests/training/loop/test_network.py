@@ -90,21 +90,24 @@ def test_chunks_draw_the_same_dropout_in_both_passes(device):
 
 def test_keys_follow_slowly_and_the_queue_holds_the_batches_that_came_before():
     parts = network, _, keys = build(loss={"name": "supcon"}, memory={"size": 20, "momentum": 0.5})
-    start = network.model.head.weight.detach().clone()
+    moved = [network.model.head.weight, network.model.backbone.layers[0].weight]
+    starts = [weight.detach().clone() for weight in moved]
     with torch.no_grad():
-        network.model.head.weight.add_(1)
+        for weight in moved:
+            weight.add_(1)
     for n_filled in (8, 16, 20):
         step(parts, torch.randn(8, 6), torch.ones(8, 3))
         assert len(keys.queue) == n_filled
-    torch.testing.assert_close(keys.encoder.model.head.weight, start + 0.875)  # half the way, three times
+    followed = [keys.encoder.model.head.weight, keys.encoder.model.backbone.layers[0].weight]
+    torch.testing.assert_close(followed, [start + 0.875 for start in starts])  # half the way, three times
     assert not any(p.requires_grad for p in keys.parameters())
 
 
 def test_the_second_view_makes_the_keys():
-    parts = build(loss={"name": "supcon"}, memory={"size": 8}, train={"batch_size": 8})
-    views = torch.randn(16, 6)
+    parts = build(loss={"name": "supcon"}, memory={"size": 8}, model={"dropout": 0.5}, train={"batch_size": 8})
+    views, seeds = torch.randn(16, 6), row_seeds(np.arange(16), seed=0, epoch=0)
     step(parts, views, torch.ones(8, 3), views=2)
-    expected = nn.functional.normalize(parts[2].encoder(views[8:])["outputs"], dim=1)
+    expected = nn.functional.normalize(parts[2].encoder(views[8:], seeds[8:])["outputs"], dim=1)
     torch.testing.assert_close(parts[2].queue.keys, expected)
 
 

@@ -1,5 +1,6 @@
 """Each part learns at its own rate; rates follow their schedules, and a restored schedule continues them exactly."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,23 @@ def test_the_norm_of_the_whole_gradient_is_clipped(clip_norm):
     share = 1.0 if clip_norm is None else 1.5 / 5
     assert (before["head"] - learned["head"])[0, 0].item() == pytest.approx(0.1 * 3 * share, rel=1e-5)
     assert (before["proxies"] - learned["proxies"])[1, 2].item() == pytest.approx(4 * share, rel=1e-5)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_averaged_weights_follow_head_and_backbone_by_their_share(frozen):
+    model = {"backbone": "mlp:6-8", "freeze_backbone": frozen}
+    config = run_config(Path(), model=model, train__ema=0.75)
+    network, objective, _ = build_network(config, HashModel(backbone="mlp:6-8", n_bits=12), n_classes=3)
+    average, start = copy.deepcopy(network.model), copy.deepcopy(network.model)
+    with torch.no_grad():
+        for parameter in network.model.parameters():
+            parameter.add_(1)
+    optimizer = build_optimizer(config, network, objective)
+    scheduler = build_scheduler(config, optimizer, steps_per_epoch=1)
+    State(network, objective, None, optimizer, scheduler, average, records=[]).update(config)  # without a gradient
+    for part, moved in (("head", 0.25), ("backbone", 0 if frozen else 0.25)):
+        expected = [parameter + moved for parameter in getattr(start, part).parameters()]
+        torch.testing.assert_close(list(getattr(average, part).parameters()), expected, check_dtype=False)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
