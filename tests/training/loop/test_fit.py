@@ -19,7 +19,7 @@ from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.hidden_labels import hide_labels
 from hashseek.training.loop import epoch
 from hashseek.training.loop.epoch import Diverged
-from hashseek.training.loop.fit import fit
+from hashseek.training.loop.fit import fit, initial_model
 from hashseek.training.loop.validation import validation_part
 from hashseek.training.runs.run_folder import Run, in_use, read_records, saved_state, started
 from support.commands import wait_until
@@ -201,6 +201,12 @@ def test_a_run_refused_for_its_data_leaves_no_folder_so_that_the_corrected_comma
     (own_pictures / other).write_bytes(b"not an image either")
     with pytest.raises(BadConfig, match="of_train"):  # images to validate on would have been trained on
         fit(settings, out=out, resume=True)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_batch_norm_is_frozen_on_request(frozen):
+    settings = config(Path(), model={"backbone": "mlp_bn:6-8", "freeze_batch_norm": frozen})
+    assert initial_model(settings).train().backbone.layers[1].training != frozen
 
 
 def test_frozen_features_are_computed_once_and_the_backbone_stays_as_it_was(pictures, tmp_path):

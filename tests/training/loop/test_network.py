@@ -148,7 +148,8 @@ def test_frozen_features_share_the_backbone_with_the_key_encoder():
     network, _, keys = build(model={"freeze_backbone": True}, **EVERYTHING)
     assert keys.encoder.model.backbone is network.model.backbone
     assert keys.encoder.model.head is not network.model.head
-    assert [layer.out_features for layer in network.projection if isinstance(layer, nn.Linear)] == [24, 16]
+    assert [type(layer) for layer in network.projection] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert [network.projection[i].out_features for i in (0, 2)] == [24, 16]
     before = [p.clone() for p in network.model.backbone.parameters()]
     for _ in range(50):
         keys.follow(network)
