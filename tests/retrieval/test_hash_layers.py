@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.linalg import eigh
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.hash_layers import METHODS, best_rotation, fit_hash_layer, normalized, random_rotation
+from hashseek.retrieval.hash_layers import (
+    METHODS,
+    best_rotation,
+    canonical_directions,
+    fit_hash_layer,
+    normalized,
+    random_rotation,
+)
 from hashseek.retrieval.models.heads import build_head
 
 
@@ -123,6 +131,25 @@ def test_itq_cca_follows_the_labels() -> None:
 
     assert codes_of_classes("itq_cca", labels) > 0.95
     assert codes_of_classes("itq", None) < 0.5
+
+
+def test_canonical_directions_solve_their_eigenproblem(features: NDArray[np.float32]) -> None:
+    """S_xy S_yy^-1 S_yx w = rho^2 S_xx w, where each variance has the mean variance added, and w' S_xx w = 1."""
+    centred = normalized(features) - normalized(features).mean(0)
+    rng = np.random.default_rng(1)
+    labels = (centred[:, :6] + 0.1 * rng.standard_normal((400, 6)) > 0.1).astype(np.uint8)
+
+    def covariance(one: NDArray[np.floating], other: NDArray[np.floating]) -> NDArray[np.floating]:
+        return (one - one.mean(0)).T @ (other - other.mean(0)) / 400
+
+    of_features, of_labels = (covariance(rows, rows) for rows in (centred, labels))
+    for variances in (of_features, of_labels):
+        variances += np.eye(len(variances)) * np.trace(variances) / len(variances)
+    across = covariance(centred, labels)
+    squares, vectors = eigh(across @ np.linalg.solve(of_labels, across.T), of_features)
+    expected = (vectors * np.sqrt(squares.clip(0)))[:, -4:]
+    found = canonical_directions(centred, 4, labels)
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-4 * np.abs(expected).max() ** 2)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,26 @@
 """Augmentation: the same for the same seed, the pixels that torchvision would give, and nothing else changed."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from lightning_fabric import Fabric
 from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as transforms
 
+from hashseek.retrieval.images import normalizer
+from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import TrainSection
 from hashseek.training.data.augmentation import OPERATIONS, augment, flip_and_crop, generators, rand_augment
-from hashseek.training.data.batches import augmented_on_device
+from hashseek.training.data.batches import augmented_on_device, build_source
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.data.splits import Split
 from hashseek.training.data.training_images import Images
-from support.models import PREPROCESSING
+from hashseek.training.progress import Progress
+from support.models import PREPROCESSING, run_config
 from support.pictures import draw
 
 
@@ -67,6 +74,42 @@ def test_batches_are_augmented_on_a_device_as_in_threads(tmp_path):
         assert (found - expected.float()).abs().max() < 1.01  # rounding
 
 
+def source_of(split, images=None, **sections):
+    config = run_config(Path(), **sections)
+    model = HashModel(backbone=config.model.backbone, n_bits=4).eval()
+    fabric = Fabric(accelerator="cpu", devices=1)
+    return build_source(config, model, split, images, fabric=fabric, progress=Progress(quiet=True)), model
+
+
+def test_images_of_a_batch_are_changed_by_seed_and_epoch_and_those_that_are_validated_never(tmp_path):
+    render_shapes(tmp_path, n_query=1, n_train=6, n_database=1, size=48, seed=1)
+    split = build_splits("folder", root=str(tmp_path)).train
+    images, rows = Images(split, PREPROCESSING), np.array([4, 1, 2])
+    source, model = source_of(split, images, train={"views": 2, "seed": 3})
+    normalize = normalizer(PREPROCESSING, torch.device("cpu"))
+    [(inputs, chosen)] = source.batches(rows, 3, 7)
+    [(pixels, _)] = images.batches(rows, batch_size=3, augmentation=TrainSection(views=2), seed=(3, 7))
+    assert np.array_equal(chosen, rows)
+    assert torch.equal(inputs, normalize(pixels))
+    [(plain, _)] = images.batches(rows, batch_size=3)
+    [features] = source.features(model, rows)
+    torch.testing.assert_close(features, model.features(normalize(plain)))
+
+
+def test_noise_of_vectors_is_drawn_from_seed_epoch_row_and_view_in_deviations_of_each_number():
+    vectors = (np.random.default_rng(0).normal(size=(9, 5)) * [1, 2, 3, 4, 5]).astype(np.float32)
+    split = Split((Path("x.npz"),) * 9, np.ones((9, 2), np.uint8), ("row",) * 9, vectors)
+    train = {"views": 2, "noise": 0.5, "seed": 3}
+    source, model = source_of(split, model={"backbone": "mlp:5-8", "n_bits": 4}, train=train)
+    [(inputs, chosen)] = source.batches(np.array([6, 2]), 2, 7)
+    assert chosen.tolist() == [6, 2]
+    for found, (row, view) in zip(inputs.numpy(), [(6, 0), (2, 0), (6, 1), (2, 1)], strict=True):
+        drawn = np.random.default_rng((3, 7, row, view)).standard_normal(5, np.float32)
+        np.testing.assert_allclose(found, vectors[row] + 0.5 * vectors.std(axis=0, ddof=1) * drawn, rtol=1e-5)
+    [features] = source.features(model, np.array([6, 2]))
+    torch.testing.assert_close(features, model.features(torch.from_numpy(vectors[[6, 2]])))
+
+
 class OneOperation(v2.RandAugment):
     """torchvision's RandAugment of a single operation."""
 
@@ -108,12 +151,15 @@ def test_rand_augment_comes_after_the_crop_and_jitter_last():
     for row in range(8):
         rng = np.random.default_rng(row)
         cropped = augment(pixels, rng, TrainSection())
-        expected = rand_augment(Image.fromarray(cropped.permute(1, 2, 0).numpy()), rng, n=2, magnitude=9)
-        found = augment(pixels, np.random.default_rng(row), TrainSection(rand_augment=2))
+        expected = rand_augment(Image.fromarray(cropped.permute(1, 2, 0).numpy()), rng, n=2, magnitude=20)
+        settings = {"rand_augment": 2, "rand_augment_magnitude": 20}
+        found = augment(pixels, np.random.default_rng(row), TrainSection(**settings))
         assert np.array_equal(found.permute(1, 2, 0), expected)
-        jittered = augment(pixels, np.random.default_rng(row), TrainSection(rand_augment=2, jitter=0.4))
-        assert jittered.shape == found.shape
-        assert not torch.equal(jittered, found)
+        changes = [transforms.adjust_brightness, transforms.adjust_contrast, transforms.adjust_saturation]
+        for change in rng.permutation(3):
+            expected = changes[change](expected, rng.uniform(0.6, 1.4))
+        jittered = augment(pixels, np.random.default_rng(row), TrainSection(jitter=0.4, **settings))
+        assert np.array_equal(jittered.permute(1, 2, 0), expected)
 
 
 def test_jitter_stays_within_its_factors():

@@ -86,6 +86,7 @@ def test_no_held_out_label_reaches_training(run, whole):
     columns = [whole.label_names.index(name) for name in HELD_OUT]
     n_without = int((whole.train.labels[:, columns].sum(axis=1) == 0).sum())
     assert of_train["learnt_from"] + of_train["validated_on"] == n_without < len(whole.train)
+    assert len(label_part(whole, HELD_OUT, "all").train) == n_without
     seen = whole.train.labels[whole.train.labels[:, columns].sum(axis=1) == 0].sum(axis=0)
     assert described["train_images_per_label"] == np.delete(seen, columns).tolist()
 

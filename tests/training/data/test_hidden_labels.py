@@ -16,4 +16,6 @@ def test_labels_are_dropped_at_their_rate_and_the_same_in_every_run():
     single = hide_labels(labels, share=1, single=True, seed=1)
     np.testing.assert_array_equal(single.sum(axis=1), labels.any(axis=1))
     assert not (single > labels).any()
+    every = hide_labels(np.ones_like(labels), share=1, single=True, seed=1).sum(axis=0, dtype=int)
+    assert every.min() > 300, "each of the ten has its turn"
     assert hide_labels(labels, share=1, single=False, seed=1) is labels

@@ -22,6 +22,15 @@ def test_labels_other_than_0_and_1_are_refused_before_training():
         joined(2)
 
 
+def test_the_fingerprint_tells_to_which_split_an_image_belongs():
+    def fingerprint(n_train: int) -> str:
+        rows = {"train": range(n_train), "query": range(n_train, 4), "database": range(4, 6)}
+        images = Split(tuple(Path(f"{row}.png") for row in range(6)), np.ones((6, 2), np.uint8), tuple("012345"))
+        return join_splits({name: images.take(rows[name]) for name in NAMES}, None, "ab", source="mine").fingerprint
+
+    assert fingerprint(2) == fingerprint(2) != fingerprint(3)
+
+
 @pytest.mark.parametrize("other", ["train", "database"])
 @pytest.mark.parametrize("train_in_database", [False, True])
 def test_a_query_is_in_no_other_split(other, train_in_database):

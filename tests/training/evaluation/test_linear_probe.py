@@ -16,9 +16,10 @@ from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import parse_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.data.hidden_labels import hide_labels
 from hashseek.training.evaluation import linear_probe
-from hashseek.training.evaluation.classification_metrics import mean_average_precision
 from hashseek.training.evaluation.linear_probe import probe_checkpoint
+from hashseek.training.evaluation.logistic_regression import fit_probe
 from hashseek.training.loop.fit import fit
 from hashseek.training.loop.validation import validation_part
 from support.in_process import run_command
@@ -115,20 +116,34 @@ def test_without_data_the_splits_must_be_those_of_the_training(scene, contrastiv
     assert "note: " in err
 
 
-def test_the_weight_decay_is_chosen_on_rows_that_the_encoder_was_not_trained_on(scene, contrastive, monkeypatch):
-    splits, trained = build_splits("scene", root=str(scene)), contrastive[0].header.training
-    settings = {key: value for key, value in trained.items() if key != "splits_sha256"}
-    _, held_out = validation_part(len(splits.train), parse_config(settings, source="test"))
-    scored = []
+def test_the_weight_decay_is_chosen_on_rows_and_labels_that_the_encoder_was_not_trained_on(
+    scene, contrastive, monkeypatch
+):
+    splits, checkpoint = build_splits("scene", root=str(scene)), contrastive[0]
+    training = {key: value for key, value in checkpoint.header.training.items() if key != "splits_sha256"}
+    training["train"] = {**training["train"], "seed": 5, "val_fraction": 0.25, "keep_labels": 0.5}
+    rows, held_out = validation_part(len(splits.train), parse_config(training, source="test"))
+    seen = hide_labels(splits.train.labels, share=0.5, single=False, seed=5)
+    fitted, scored, scores = [], [], iter([0.2, 0.3, 0.7, 0.6, 0.1])
 
-    def noting(scores, labels):
+    def fitting(features, labels, **options):
+        fitted.append((labels, options["weight_decay"]))
+        return fit_probe(features, labels, **options)
+
+    def scoring(_, labels):
         scored.append(labels)
-        return mean_average_precision(scores, labels)
+        return next(scores)
 
-    monkeypatch.setattr(linear_probe, "mean_average_precision", noting)
-    probe_checkpoint(contrastive[0], splits)
-    assert len(scored) == len(linear_probe.DECAYS)
-    assert np.array_equal(scored[0], splits.train.labels[held_out])
+    monkeypatch.setattr(linear_probe, "fit_probe", fitting)
+    monkeypatch.setattr(linear_probe, "mean_average_precision", scoring)
+    found = probe_checkpoint(replace(checkpoint, header=replace(checkpoint.header, training=training)), splits)
+    assert (found["weight_decay"], found["val_mAP"]) == (linear_probe.DECAYS[2], 0.7)
+    assert [decay for _, decay in fitted] == [*linear_probe.DECAYS, linear_probe.DECAYS[2]]
+    for labels, _ in fitted[:-1]:
+        assert np.array_equal(labels, seen[rows])
+    assert np.array_equal(fitted[-1][0], seen)
+    for labels in scored:
+        assert np.array_equal(labels, splits.train.labels[held_out])
 
 
 def test_labels_hidden_from_training_are_hidden_from_the_probe(scene, contrastive):

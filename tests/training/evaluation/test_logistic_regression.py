@@ -43,6 +43,7 @@ def test_labels_do_not_influence_each_other():
 def test_a_weight_decay_means_the_same_at_any_scale_and_place_of_the_features():
     features, labels = data()
     probe = fit_exactly(features, labels, weight_decay=0.1)
+    torch.testing.assert_close(probe.scale, features.std(dim=0, correction=0).mean())
     moved = fit_exactly(features * 50 - 7, labels, weight_decay=0.1)
     assert moved.logits(features * 50 - 7).numpy() == pytest.approx(probe.logits(features).numpy(), abs=1e-6)
 

@@ -5,7 +5,7 @@ import shutil
 import signal
 from functools import partial
 from pathlib import Path
-from unittest.mock import MagicMock
+from unittest.mock import DEFAULT, MagicMock
 
 import numpy as np
 import pytest
@@ -122,17 +122,6 @@ def test_keys_start_with_the_fitted_head(pictures, tmp_path):
     torch.testing.assert_close(state["keys"]["encoder.model.head.weight"], state["network"]["model.head.weight"])
 
 
-def test_gradients_are_clipped(pictures, tmp_path):
-    sections = {"optimizer": {"name": "sgd", "lr": 0.1, "weight_decay": 0}}
-    sections["model"] = {"freeze_backbone": True, "head_init": "random"}
-    weights = []
-    for clip_norm in (None, 1e-9):
-        settings = config(pictures, **sections, optimizer__clip_norm=clip_norm)
-        weights.append(load_file(fit(settings, out=tmp_path / str(clip_norm)).run.last)["head.weight"])
-    free, clipped = ((one - initial_model(settings).head.weight).norm() for one in weights)
-    assert clipped < 1e-6 < free
-
-
 def test_hidden_labels_are_not_trained_on(pictures, own_pictures, tmp_path):
     """A run that hides labels has the loss of a run on a list that lacks them."""
 
@@ -166,16 +155,22 @@ def test_a_run_is_not_resumed_with_another_number_of_labels(own_pictures, tmp_pa
         fit(settings, out=tmp_path / "run", resume=True)
 
 
-def test_validation_images_are_never_trained_on(pictures, tmp_path, monkeypatch):
-    settings = config(pictures, train={"val_fraction": 0.25})
-    trained_on = MagicMock(wraps=epoch.own_part)
+def test_validation_images_are_never_trained_on_and_seed_and_epoch_decide_the_rest(pictures, tmp_path, monkeypatch):
+    settings = config(pictures, train={"val_fraction": 0.25, "seed": 4})
+    trained_on, dropped = MagicMock(wraps=epoch.own_part), MagicMock(wraps=epoch.row_seeds)
+    of_own_layers = set()
+    trained_on.side_effect = lambda *_, **__: of_own_layers.add(torch.initial_seed()) or DEFAULT
     monkeypatch.setattr(epoch, "own_part", trained_on)
+    monkeypatch.setattr(epoch, "row_seeds", dropped)
     fit(settings, out=tmp_path / "run")
     fit_rows, val_rows = validation_part(60, settings)
     assert len(val_rows) == 15
     assert sorted([*fit_rows, *val_rows]) == [*range(60)]
-    assert [sorted(call.args[0]) for call in trained_on.call_args_list] == [sorted(fit_rows)] * 3
-    assert len({tuple(call.args[0]) for call in trained_on.call_args_list}) == 3, "each epoch has its order"
+    assert not np.array_equal(val_rows, validation_part(60, config(pictures, train__val_fraction=0.25))[1])
+    for number, call in enumerate(trained_on.call_args_list):  # each seed and epoch has its order
+        assert np.array_equal(call.args[0], np.random.default_rng((4, number)).permutation(fit_rows))
+    assert {(call.kwargs["seed"], call.kwargs["epoch"]) for call in dropped.call_args_list} == {(4, 0), (4, 1), (4, 2)}
+    assert len(of_own_layers) == 3
 
 
 def test_the_query_and_database_splits_are_never_opened(pictures, own_pictures, tmp_path):
@@ -208,6 +203,12 @@ def test_a_run_refused_for_its_data_leaves_no_folder_so_that_the_corrected_comma
         fit(settings, out=out, resume=True)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_batch_norm_is_frozen_on_request(frozen):
+    settings = config(Path(), model={"backbone": "mlp_bn:6-8", "freeze_batch_norm": frozen})
+    assert initial_model(settings).train().backbone.layers[1].training != frozen
+
+
 def test_frozen_features_are_computed_once_and_the_backbone_stays_as_it_was(pictures, tmp_path):
     settings = config(pictures, model__freeze_backbone=True)
     first = fit(settings, out=tmp_path / "a")
@@ -222,6 +223,10 @@ def test_frozen_features_are_computed_once_and_the_backbone_stays_as_it_was(pict
     cached.write_bytes(whole[: len(whole) // 2])  # a torn file is computed again
     assert fit(settings, out=tmp_path / "c").best_score == first.best_score
     assert cached.read_bytes() == whole
+    copied = {"data": {"name": "folder", "root": str(shutil.copytree(pictures, tmp_path / "copied"))}}
+    for n, changes in enumerate(({"train__seed": 1}, {"model__size": 40}, copied), start=2):
+        fit(config(pictures, model__freeze_backbone=True, **changes), out=tmp_path / str(n))
+        assert len(list(cached.parent.iterdir())) == n, "other weights, pixels and files have other features"
 
 
 def test_a_run_folder_is_never_overwritten_and_its_damage_is_named(pictures, tmp_path):
@@ -306,7 +311,9 @@ def test_vectors_train_and_their_mistakes_are_named(tmp_path):
     rates = [100 * row["lr"] for row in log]  # at the end of each epoch: a period of two epochs, then one of four
     assert rates == pytest.approx([0.5, 1, 0.853553, 0.5, 0.146447, 1], rel=1e-3)
     fit_rows, _ = validation_part(60, settings("mlp:9-16"))
-    np.testing.assert_allclose(load_file(run.last)["backbone.mean"], vectors[fit_rows].mean(axis=0), rtol=1e-4)
+    saved = load_file(run.last)
+    np.testing.assert_allclose(saved["backbone.mean"], vectors[fit_rows].mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(saved["backbone.std"], vectors[fit_rows].std(axis=0, ddof=1), rtol=1e-4)
     slow = {"epochs": 6, "batch_size": 20, "ema": 1 - 1e-12}  # averaged weights stay where they were at the start
     averaged = read_records(fit(settings("mlp:9-16", train=slow), out=tmp_path / "averaged").run.log)
     assert len({row["val_mAP@1000"] for row in averaged}) == 1 < len(set(scores)), "they are validated"

@@ -14,6 +14,7 @@ from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.loop.dropout import row_seeds
 from hashseek.training.loop.network import Keys, Network, Objective, build_network
 from hashseek.training.loop.step import backward
+from hashseek.training.losses import build_loss
 from support.models import EVERYTHING, run_config
 
 QUANTIZATION = {"kind": "l2", "weight": 1}
@@ -89,21 +90,24 @@ def test_chunks_draw_the_same_dropout_in_both_passes(device):
 
 def test_keys_follow_slowly_and_the_queue_holds_the_batches_that_came_before():
     parts = network, _, keys = build(loss={"name": "supcon"}, memory={"size": 20, "momentum": 0.5})
-    start = network.model.head.weight.detach().clone()
+    moved = [network.model.head.weight, network.model.backbone.layers[0].weight]
+    starts = [weight.detach().clone() for weight in moved]
     with torch.no_grad():
-        network.model.head.weight.add_(1)
+        for weight in moved:
+            weight.add_(1)
     for n_filled in (8, 16, 20):
         step(parts, torch.randn(8, 6), torch.ones(8, 3))
         assert len(keys.queue) == n_filled
-    torch.testing.assert_close(keys.encoder.model.head.weight, start + 0.875)  # half the way, three times
+    followed = [keys.encoder.model.head.weight, keys.encoder.model.backbone.layers[0].weight]
+    torch.testing.assert_close(followed, [start + 0.875 for start in starts])  # half the way, three times
     assert not any(p.requires_grad for p in keys.parameters())
 
 
 def test_the_second_view_makes_the_keys():
-    parts = build(loss={"name": "supcon"}, memory={"size": 8}, train={"batch_size": 8})
-    views = torch.randn(16, 6)
+    parts = build(loss={"name": "supcon"}, memory={"size": 8}, model={"dropout": 0.5}, train={"batch_size": 8})
+    views, seeds = torch.randn(16, 6), row_seeds(np.arange(16), seed=0, epoch=0)
     step(parts, views, torch.ones(8, 3), views=2)
-    expected = nn.functional.normalize(parts[2].encoder(views[8:])["outputs"], dim=1)
+    expected = nn.functional.normalize(parts[2].encoder(views[8:], seeds[8:])["outputs"], dim=1)
     torch.testing.assert_close(parts[2].queue.keys, expected)
 
 
@@ -119,10 +123,33 @@ def test_without_a_key_encoder_every_view_is_an_anchor_and_a_key():
         build(memory={"size": 15, "momentum": 0}, **sections)
 
 
+@pytest.mark.parametrize("until_full", [False, True])
+def test_a_step_has_the_gradient_of_the_loss_beside_its_memory_and_of_the_weighted_partner(until_full):
+    sections = {"loss": {"name": "dpsh"}, "partner": {"name": "bce", "weight": 0.3}}
+    parts = network, _, _ = build(memory={"size": 20, "momentum": 0, "until_full": until_full}, **sections)
+    (first, first_labels), (second, labels) = ((torch.randn(8, 6), some_labels(8)) for _ in range(2))
+    earlier = network(first)["outputs"].detach()
+    step(parts, first, first_labels)
+    network.zero_grad()
+    terms = step(parts, second, labels)
+    heads = network(second)
+    ref, ref_y = heads["outputs"].detach(), labels
+    if not until_full:
+        ref, ref_y = torch.cat([ref, earlier]), torch.cat([ref_y, first_labels])  # as they are, for inner products
+    expected = build_loss("dpsh", n_classes=3, n_bits=12)(heads["outputs"], labels, memory=(ref, ref_y))
+    expected["bce"] = 0.3 * nn.functional.binary_cross_entropy_with_logits(heads["logits"], labels)
+    torch.testing.assert_close(terms, {name: value.detach() for name, value in expected.items()})
+    learned = list(network.parameters())
+    gradients = torch.autograd.grad(torch.stack(list(expected.values())).sum(), learned)
+    torch.testing.assert_close([parameter.grad for parameter in learned], list(gradients))
+
+
 def test_frozen_features_share_the_backbone_with_the_key_encoder():
     network, _, keys = build(model={"freeze_backbone": True}, **EVERYTHING)
     assert keys.encoder.model.backbone is network.model.backbone
     assert keys.encoder.model.head is not network.model.head
+    assert [type(layer) for layer in network.projection] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert [network.projection[i].out_features for i in (0, 2)] == [24, 16]
     before = [p.clone() for p in network.model.backbone.parameters()]
     for _ in range(50):
         keys.follow(network)

@@ -38,6 +38,7 @@ def test_scores_worked_by_hand(database, n, expected):
     model = HashModel(backbone="mlp:3-4", n_bits=4)
     model.head = torch.nn.Identity()
     assert validate(Fabric(accelerator="cpu", devices=1), config, model, data) == pytest.approx(expected)
+    assert not model.training
 
 
 def test_one_image_can_neither_be_trained_on_nor_searched_among_itself():

@@ -8,7 +8,7 @@ from hashseek.retrieval.errors import BadCodes
 from hashseek.training.losses import build_loss
 from hashseek.training.losses.unsupervised import bi_half
 from support.edge_batches import edge_batches
-from support.literal_losses import batch, cos, gradients_of
+from support.literal_losses import batch, cos, gradients_of, total
 
 
 def no_labels(rows: Tensor) -> Tensor:
@@ -40,7 +40,9 @@ def test_bihalf_equals_its_literal_form(options, n):
     outputs, features = batch(0, n=n, width=5)[0], batch(1, n=n, width=9)[0]
     loss = build_loss("bihalf", n_classes=0, n_bits=5, **options)
     fast = gradients_of(loss, outputs, no_labels(outputs), features=features)
-    leaf = outputs.clone().requires_grad_()
+    leaf, read = outputs.clone().requires_grad_(), features.clone().requires_grad_()
+    total(loss(leaf, no_labels(leaf), features=read)).backward()
+    assert read.grad is None
     value = literal_bihalf(leaf, features, **options)
     torch.testing.assert_close(fast, (value.detach(), list(torch.autograd.grad(value, leaf))))
 

@@ -149,6 +149,7 @@ def test_training_images_in_the_database_must_be_said_and_queries_may_not_be_the
         ("train", ["images/00.jpg 1 0", "images/01.jpg 0 1"], "train.txt 2, test.txt 3"),
         ("train", [line(0), line(1), line(0)], "images/00.jpg"),
         ("database", [line(6), line(7), line(0, "0 0 1")], "images/00.jpg"),
+        ("database", [line(6), line(7), line(6)], "database split .*images/06.jpg 2 times"),
     ],
 )
 def test_unusable_lists_are_refused(root, name, lines, named):

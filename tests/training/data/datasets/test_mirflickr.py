@@ -74,12 +74,14 @@ def test_the_permutation_of_hyp2_defines_the_splits(tmp_path):
     files = [f"im{number}.jpg" for number in range(1, 5101)]  # it is cut at 1,000 and 5,000
     repository = write_hyp2(tmp_path / "HyP2-Loss", files, list(range(5099, -1, -1)))
     touch_all(tmp_path / "mirflickr", files)
-    write_annotations(tmp_path, {number: {"sky", "sea"} for number in range(1, 5101)})
+    write_annotations(tmp_path, {number: {"sky", "sea"} if number > 1 else {"sea"} for number in range(1, 5101)})
     options = {"root": str(tmp_path), "lists": str(repository)}
     splits = build_splits("mirflickr", **options)
     assert sizes(splits) == (1000, 4000, 100)
     assert names(splits.query)[:2] == ["im5100.jpg", "im5099.jpg"]
     assert names(splits.database)[-1] == "im1.jpg"
+    fewer = build_splits("mirflickr", drop_labels=["sea"], **options)
+    assert names(fewer.database) == names(splits.database)[:-1], "without the one that lost its only label"
     with pytest.raises(BadConfig, match="n_query is 2"):
         build_splits("mirflickr", n_query=2, **options)
 

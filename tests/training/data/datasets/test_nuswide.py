@@ -7,6 +7,7 @@ import pytest
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.datasets import build_splits
+from hashseek.training.data.image_table import draw_per_label
 from support.dataset_files import damage_file, labels_of, names, sizes, touch_all
 
 CONCEPTS = [f"concept{i:02}" for i in range(81)]
@@ -76,6 +77,13 @@ def test_every_label_has_its_queries_and_training_images(nus):
     assert build_splits("nuswide", root=str(nus), **SMALL).fingerprint == splits.fingerprint
     assert build_splits("nuswide", root=str(nus), split_seed=1, **SMALL).fingerprint != splits.fingerprint
     assert build_splits("nuswide", root=str(nus), on_error="skip", **SMALL).on_error == "skip"
+
+
+def test_the_rarest_label_chooses_its_images_first():
+    labels = np.array([[1, 0], [1, 1], [1, 1], [1, 0], [1, 0], [1, 0]], np.uint8)
+    for seed in range(10):  # the first label would often take one of the two images that the second one needs
+        rows = draw_per_label(labels, n_query=2, n_train=2, seed=seed)
+        assert [labels[rows[split], 1].sum() for split in ("query", "train", "database")] == [1, 1, 0]
 
 
 def test_all_81_labels_are_split_at_random(nus):

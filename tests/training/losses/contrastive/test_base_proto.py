@@ -25,6 +25,13 @@ def test_three_rows_worked_by_hand():
     assert loss(outputs, labels)["proto"].item() == pytest.approx((a + (a + 0.5) + a) / 3, abs=1e-12)
 
 
+def test_prototypes_are_drawn_as_in_the_code():
+    torch.manual_seed(0)
+    prototypes = build(LProto, 200, 64).prototypes
+    assert prototypes.abs().max().item() == pytest.approx(math.sqrt(6 / (200 + 64)), rel=0.01)
+    assert prototypes.std().item() == pytest.approx(math.sqrt(2 / (200 + 64)), rel=0.05)
+
+
 def test_single_labels_turn_base_into_supcon_and_proto_into_cross_entropy():
     outputs, _ = batch(0, n=8)
     index = torch.tensor([0, 1, 2, 0, 1, 2, 0, 3])

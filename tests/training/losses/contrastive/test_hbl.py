@@ -41,6 +41,14 @@ def test_worked_by_hand():
     assert wide == pytest.approx(0.5 * (rel + 2 * (0.3 - 0.8 + 0.9)), abs=1e-12)
 
 
+def test_a_batch_without_negatives_has_only_the_margin_between_positives():
+    outputs, labels = rows_at([1.0, 0.5, 0.8]), torch.tensor([[1, 1], [1, 1], [1, 0]])
+    margins = build(2, 2, lam=1.0, m_abs=2.0)(outputs, labels)["margins"].item()
+    # Rows 0 and 1 are soft to each other, row 2 is hard to both; to row 2 all are soft.
+    hard = 0.5 * 0.8 + math.sqrt(0.75) * 0.6
+    assert margins == pytest.approx(((0.8 - 0.5 + 0.1) + (hard - 0.5 + 0.1)) / 3, abs=1e-12)
+
+
 def random_labels(seed, n_anchors, n_rows, n_classes, density):
     """Labels from rare to frequent, one anchor and one row without any."""
     generator = torch.Generator().manual_seed(seed)
@@ -97,7 +105,7 @@ def test_equals_the_loops_beside_a_queue_of_hundreds(options, labels):
 def test_every_overlap_falls_on_the_side_of_the_exact_one_in_float32():
     # The picked rows tell the partition: with cosines that fall along the overlaps, the soft row that is least similar
     # is the one with the smallest overlap that is still soft.
-    for own_size in (1, 2, 7, 40, 81):
+    for own_size in (1, 2, 5, 7, 9, 40, 54, 65, 81):  # without the slack, 5, 9, 54 and 65 would be on the wrong side
         own = frozenset(range(own_size))
         sets = [
             frozenset(range(start, start + size))

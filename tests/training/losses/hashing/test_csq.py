@@ -62,6 +62,14 @@ def test_random_centres_keep_a_distance():
         assert (48 - closest) / 2 >= 12  # a quarter of the bits, as the authors ask for
 
 
+def test_of_twenty_random_sets_the_one_whose_closest_rows_are_farthest_apart_is_kept():
+    generator = torch.Generator().manual_seed(3)
+    sets = [torch.randint(0, 2, (20, 48), generator=generator) * 2.0 - 1 for _ in range(20)]
+    best = min(sets, key=lambda rows: (rows @ rows.T).triu(1).max())
+    assert not torch.equal(best, sets[0])
+    assert torch.equal(make_centres("bernoulli", 20, 48, seed=3), best)
+
+
 @pytest.mark.parametrize(
     ("kind", "n_classes", "n_bits"),
     [
@@ -90,6 +98,7 @@ def test_centres_depend_on_the_seed_alone_and_travel_with_the_checkpoint(kind):
     assert torch.equal(first.centres, again.centres)
     assert torch.equal(first.tie, again.tie)
     assert not torch.equal(first.tie, other.tie)
+    assert not torch.equal(first.centres, other.centres)  # 16 bits have 32 Hadamard centres
     other.load_state_dict(first.state_dict())
     assert torch.equal(first.centres, other.centres)
     assert torch.equal(first.tie, other.tie)

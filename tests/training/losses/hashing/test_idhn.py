@@ -23,6 +23,14 @@ def test_three_rows_worked_by_hand():
     assert terms["quantization"].item() == pytest.approx(0.1 * (0.5 + 1 + 0.5 + 0.5 + 0.25 + 1) / 6)
 
 
+def test_a_label_more_or_one_in_forty_is_matched_and_not_separated():
+    labels = torch.ones(3, 40)
+    labels[1, 0], labels[2, :39] = 0, 0  # the rows have 40, 39 and 1 labels
+    cosines = [39 / math.sqrt(40 * 39), 1 / math.sqrt(40), 1 / math.sqrt(39)]
+    expected = 3 * math.log(2) + 2 * sum(0.1 * 5 * (0.5 - s) ** 2 for s in cosines)
+    assert build(40, 5)(torch.zeros(3, 5), labels)["pairs"].item() == pytest.approx(expected / 9)
+
+
 def test_label_cosines_of_equal_rows_are_1_and_of_empty_rows_0():
     labels = (torch.rand(40, 30) < 0.3).float()
     labels[:, 0], labels[0] = 1, 0
