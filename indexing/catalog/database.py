@@ -218,11 +218,12 @@ class Database:
         try:
             return _Reader(_connect(self.path, "ro"))
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK:
-                _connect(self.path, "rw").close()  # undoes a change to WAL that a power cut interrupted
+            may_write = os.access(self.path.parent, os.W_OK)
+            if may_write and error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK:
+                _connect(self.path, "rw").close()  # undoes a change to WAL that a kill or a power cut interrupted
                 return _Reader(_connect(self.path, "ro"))
             unchanged, is_full = self._stamp(), error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR
-            if unchanged is None or (os.access(self.path.parent, os.W_OK) and not is_full):
+            if unchanged is None or (may_write and not is_full):
                 raise
         return _Reader(_connect(self.path, "ro&immutable=1"), unchanged)
 

@@ -181,11 +181,13 @@ def _read_class_folders(root: Path) -> LabelFile:
         for class_folder in folders_of(parent):
             for path in _images(class_folder, "**/*"):
                 items.append(Item(path, path.relative_to(root).as_posix(), (class_folder.name,), split))
-    if len({item.labels for item in items}) < 2:
+    classes = sorted({item.labels[0] for item in items})
+    if len(classes) < 2:
+        found = f"images of only one class, {classes[0]!r}" if classes else "no subfolders with images"
         raise BadDataset(
-            f"the folder {root} has no labels.csv, no labels.jsonl and no two subfolders with images: add a list of "
-            "its images with their labels, or sort the images into one subfolder per class; to train without labels, "
-            "set data.name=pictures and loss.name=bihalf"
+            f"the folder {root} has no labels.csv, no labels.jsonl and {found}: add a list of its images with their "
+            "labels, or sort the images into one subfolder per class; to train without labels, set data.name=pictures "
+            "and loss.name=bihalf"
         )
     return LabelFile(root, tuple(items), tuple(problems))
 
