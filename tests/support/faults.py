@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from hashseek.indexing.catalog import CatalogDamaged, StoredImage
+from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.maintenance.backup import restore
 from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.errors import BadCollection
 from support import hamming_oracle as hamming
 from support.collections import file_of, new_images, random_codes
 from support.commands import Command, wait_until
@@ -318,9 +319,10 @@ def kill_again_and_again(
 
 # ---------------------------------------------------------------- the power
 
-# A process that adds with and without files, removes, saves, optimizes and snapshots, until the power is cut.
+# A process that adds with and without files, removes, saves, optimizes, snapshots, and creates other collections, until
+# the power is cut.
 BUSY = """
-import random, sys
+import random, shutil, sys
 from contextlib import closing
 from pathlib import Path
 sys.path.insert(0, {tests!r})
@@ -330,7 +332,7 @@ import numpy as np
 from hashseek.indexing.maintenance.backup import snapshot
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.maintenance.optimize import optimize
-folder, rng = Path({folder!r}), random.Random({seed})
+folder, new, rng = Path({folder!r}), Path({folder!r}).with_name("new"), random.Random({seed})
 with closing(Collection(folder)) as collection:
     for turn in range(10**6):
         what = rng.random()
@@ -341,8 +343,12 @@ with closing(Collection(folder)) as collection:
             upload(collection, rng.randrange(10**9))
         elif what < 0.7:
             collection.add(new_images(random_codes(np.random.default_rng(turn), 3, collection.n_bits), start=10 * turn))
-        elif what < 0.9:
+        elif what < 0.8:
             collection.remove(rng.sample(ids, 2))
+        elif what < 0.9:
+            if new.exists():
+                shutil.rmtree(new.rename(new.with_name("old")))
+            open_or_create(new, checkpoint=Path({checkpoint!r})).close()
         elif what < 0.95:
             collection.save_index()
         elif what < 0.97:
@@ -410,7 +416,7 @@ def cut_the_power(
     with disk(place) as (mounted, image):
         folder = mounted / "collection"
         open_or_create(folder, checkpoint=checkpoint).close()
-        busy = BUSY.format(tests=str(ROOT / "tests"), folder=str(folder), seed=seed)
+        busy = BUSY.format(tests=str(ROOT / "tests"), folder=str(folder), checkpoint=str(checkpoint), seed=seed)
         command = start("--version", before=LEDGER.format(path=str(ledger)) + busy)
         wait_until(lambda: ledger.exists() or command.ended)
         for cut in range(n_cuts):
@@ -426,7 +432,7 @@ def cut_the_power(
             try:
                 then = Ledger(place / "ledger at the cut")
                 acknowledged.append(len(then.present))
-                problems = _look(copy, place, then)
+                problems = _look(copy, place, checkpoint, then)
             finally:
                 copy.unlink()
             wrong += [f"cut {cut}: {problem}" for problem in problems]
@@ -448,8 +454,8 @@ def _still(image: Path) -> Path:
         copies.reverse()
 
 
-def _look(copy: Path, place: Path, ledger: Ledger) -> list[str]:
-    """Mount the disk as it was at the cut, and check it."""
+def _look(copy: Path, place: Path, checkpoint: Path, ledger: Ledger) -> list[str]:
+    """Mount the disk as it was at the cut, and check it; also that a creation that was cut can be repeated."""
     mounted = place / "after the cut"
     mounted.mkdir(exist_ok=True)
     _system("mount", "-o", "loop", str(copy), str(mounted))
@@ -463,8 +469,9 @@ def _look(copy: Path, place: Path, ledger: Ledger) -> list[str]:
         for file in mounted.glob("*.tar"):
             restore(file, place / "restored")
             shutil.rmtree(place / "restored")
-        return problems
-    except CatalogDamaged as error:  # nothing can be read from it
-        return [f"lost: {ledger.present}: {error}"]
+        open_or_create(mounted / "new", checkpoint=checkpoint).close()
+        return problems + check(mounted / "new", Ledger(place / "no ledger"))
+    except BadCollection as error:
+        return [f"unreadable: {error}"]
     finally:
         _system("umount", "--lazy", str(mounted))

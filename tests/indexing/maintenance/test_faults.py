@@ -56,7 +56,7 @@ def test_the_power_cut_detects_data_that_was_not_synced(start, tmp_path, checkpo
         )
     except NoDisk as error:
         pytest.skip(str(error))
-    assert any("lost" in problem for problem in wrong), wrong
+    assert any("lost" in problem or "unreadable" in problem for problem in wrong), wrong
 
 
 # ---------------------------------------------------------------- full disk
