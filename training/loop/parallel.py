@@ -3,6 +3,8 @@
 They are started here (`--devices`) or by torchrun, also on several hosts, and behave the same from then on.
 """
 
+import atexit
+import gc
 import logging
 import pickle
 import tempfile
@@ -134,6 +136,7 @@ def check_devices(device: torch.device, devices: int) -> None:
 
 
 def _guarded(fabric: Fabric, *, function: Callable[..., T], folder: Path, arguments: tuple[Any, ...]) -> T:
+    atexit.register(gc.freeze)  # saves seconds, see `hashseek.api.cli.main`
     try:
         return _in_group(fabric, function=function, arguments=arguments)
     except (HashseekError, OSError) as error:

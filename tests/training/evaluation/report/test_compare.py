@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.files import as_csv
 from hashseek.retrieval.metrics import bootstrap, holm, queries_and_seeds, randomization_test
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.evaluation.assembly import Evaluation, EvaluationOptions
@@ -28,6 +29,14 @@ def checkpoints(tmp_path_factory) -> dict[int, Path]:
 
 def evaluated(checkpoint: Path, splits: Splits = VECTOR_SPLITS, **options) -> Evaluation:
     return evaluate(checkpoint, splits, EvaluationOptions(**{"data_name": "v", "ns": (5, 20), **options}), n_points=0)
+
+
+def write(evaluation: Evaluation, folder: Path) -> None:
+    """The files that `compare` reads, without the plots, which take seconds."""
+    folder.mkdir()
+    (folder / "report.json").write_text(evaluation.report.as_json())
+    columns = evaluation.per_query
+    (folder / "per_query.csv").write_bytes(as_csv([columns, *zip(*columns.values(), strict=True)]))
 
 
 @pytest.fixture(scope="module")
@@ -130,13 +139,13 @@ def test_seed_length_name_of_the_data_and_training_split_may_differ(evaluations,
 
 
 def test_only_metrics_at_a_common_n_are_compared(written, checkpoints, tmp_path):
-    evaluated(checkpoints[12], ns=(20, 30)).write(tmp_path / "some")
+    write(evaluated(checkpoints[12], ns=(20, 30)), tmp_path / "some")
     text = as_markdown(load_entries([written[8], tmp_path / "some"]))
     assert "## N = 20" in text
     assert "## N = 5\n" not in text
     assert "## N = 30" not in text
     assert "A: N = 5 is left out" in text
-    evaluated(checkpoints[12], ns=(7,)).write(tmp_path / "none")
+    write(evaluated(checkpoints[12], ns=(7,)), tmp_path / "none")
     with pytest.raises(BadConfig):
         load_entries([written[8], tmp_path / "none"])
 
@@ -199,7 +208,7 @@ def test_seeds_of_one_method_are_averaged_and_methods_tested_with_holms_correcti
     for place, (loss, seed) in enumerate(kinds):
         training = {"loss": {"name": loss}, "train": {"seed": seed, "epochs": 2}, "splits_sha256": "f" * 64}
         made.append(evaluated(save_vector_model(tmp_path / f"{place}.m", 8, seed=place, training=training)))
-        made[-1].write(tmp_path / str(place))
+        write(made[-1], tmp_path / str(place))
     folders = [tmp_path / str(place) for place in range(5)]
     code, text, _ = run_command(capsys, "compare", *folders, "--latex", tmp_path / "table.tex")
     assert code == 0
@@ -239,7 +248,7 @@ def test_methods_with_the_same_seeds_are_also_compared_over_seeds(tmp_path):
     for place, (loss, seed) in enumerate(kinds):
         training = {"loss": {"name": loss}, "train": {"seed": seed}}
         made = evaluated(save_vector_model(tmp_path / f"{place}.m", 8, seed=place, training=training))
-        made.write(tmp_path / str(place))
+        write(made, tmp_path / str(place))
         per_query.append(np.array(made.per_query["AP@20"]))
     table = rows(as_markdown(load_entries([tmp_path / str(place) for place in range(len(kinds))])), "Query by query")
     paired = {(row[0], row[1]): row for row in table}
@@ -267,17 +276,17 @@ def test_the_same_seed_twice_is_two_methods(tmp_path):
     training = {"loss": {"name": "hyp2"}, "train": {"seed": 0}}
     for place in (0, 1):
         checkpoint = save_vector_model(tmp_path / f"{place}.m", 8, seed=place, training=training)
-        evaluated(checkpoint).write(tmp_path / str(place))
+        write(evaluated(checkpoint), tmp_path / str(place))
     table = rows(as_markdown(load_entries([tmp_path / "0", tmp_path / "1"])), "Methods")
     assert [row[0] for row in table] == ["A", "B"]
     # As the best and the last epoch of one run, and one of another seed: it could belong to either.
     checkpoint = save_vector_model(tmp_path / "2.m", 8, seed=2, training={**training, "train": {"seed": 1}})
-    evaluated(checkpoint).write(tmp_path / "2")
+    write(evaluated(checkpoint), tmp_path / "2")
     table = rows(as_markdown(load_entries([tmp_path / "2", tmp_path / "0", tmp_path / "1"])), "Methods")
     assert [row[0] for row in table] == ["A", "B", "C"]
     table = rows(as_markdown(load_entries([tmp_path / "2", tmp_path / "0"])), "Methods")
     assert [row[0] for row in table] == ["A,B"]
     longer = save_vector_model(tmp_path / "3.m", 12, seed=2, training={**training, "train": {"seed": 1}})
-    evaluated(longer).write(tmp_path / "3")
+    write(evaluated(longer), tmp_path / "3")
     table = rows(as_markdown(load_entries([tmp_path / "3", tmp_path / "0"])), "Methods")
     assert [row[0] for row in table] == ["A", "B"]
