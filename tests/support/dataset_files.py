@@ -9,6 +9,7 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import numpy as np
 import pytest
@@ -86,11 +87,12 @@ def write_lists(folder: Path, rows: list[dict[str, str]], n_labels: int) -> None
 
 
 def touch_all(root: Path, files: list[str]) -> None:
-    """Empty files: enough where only names count."""
+    """Names of one empty file: enough where only names count, and much quicker than files of their own."""
     for folder in {file.rpartition("/")[0] for file in files}:
         (root / folder).mkdir(parents=True, exist_ok=True)
-    for file in files:
-        (root / file).touch()
+    with NamedTemporaryFile(dir=root) as empty:
+        for file in set(files):
+            os.link(empty.name, root / file)
 
 
 def write_cifar(root: Path) -> dict[str, np.ndarray]:

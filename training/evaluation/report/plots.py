@@ -89,6 +89,11 @@ def draw_all(report: EvaluationReport, points: Points) -> dict[str, "Figure"]:
             figures[name] = figure
         for name, (places, group, names) in points.items():
             figures[f"tsne_{name}"] = _scatter(places, group, names)
+        for figure in figures.values():  # once: saving would compute the layout twice for each file
+            layout = figure.get_layout_engine()
+            assert layout is not None
+            layout.execute(figure)
+            figure.set_layout_engine("none")
     return figures
 
 
