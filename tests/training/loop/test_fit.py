@@ -281,6 +281,16 @@ def test_what_cannot_be_trained_is_refused(pictures, tmp_path, sections, error, 
         fit(config(pictures, **sections), out=tmp_path / "run")
 
 
+def test_an_error_in_any_process_is_raised_as_in_one_process(pictures, tmp_path):
+    with pytest.raises(BadConfig, match="4096 devices"):
+        fit(config(pictures, train={"devices": 4096, "batch_size": 4096}), out=tmp_path / "many")
+    with pytest.raises(BadDataset, match="train.devices = 2"):
+        validation_part(10, config(pictures, train={"devices": 2, "val_fraction": 0.9}))
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):  # only the first process writes, while the other waits
+        fit(config(pictures, train={"devices": 2}), out=tmp_path / "file" / "run")
+
+
 def test_patience_stops_a_run_that_does_not_get_better(pictures, tmp_path):
     still = config(pictures, optimizer={"lr": 1e-30, "proxy_lr": 1e-30}, train={"epochs": 9, "patience": 2})
     for resume in (False, True):
