@@ -81,14 +81,8 @@ def test_it_works_in_a_folder_with_packages_called_api_and_training(installed, t
     def python(*arguments: str) -> str:
         return run(sys.executable, *arguments, cwd=tmp_path, env=environment)
 
-    program = (
-        "import hashseek; print(hashseek.__file__)\n"
-        "print(type(hashseek.build_loss('hyp2', n_classes=3, n_bits=8)).__module__)"
-    )
-    place, module = python("-c", program).split()
-    assert Path(place) == installed / "hashseek" / "__init__.py"
-    assert module.startswith("hashseek.training.losses.")
-    assert "serve" in python("-m", "hashseek", "--help")
+    place = python("-c", "import hashseek; print(hashseek.__file__)")
+    assert Path(place.strip()) == installed / "hashseek" / "__init__.py"
     assert "hyp2" in python("-m", "hashseek", "losses")
 
 

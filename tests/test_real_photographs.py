@@ -3,9 +3,7 @@
 import csv
 import json
 import os
-import re
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import httpx
@@ -20,6 +18,7 @@ from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.fit import fit
 from support.commands import wait_until
+from support.service import url_in
 
 DATA = Path(os.environ.get("HASHSEEK_DATA", "."))
 pytestmark = pytest.mark.skipif(
@@ -80,33 +79,26 @@ def test_a_frozen_backbone_learns_on_photographs(tmp_path, own_cache):
     assert log.best_score > 0.6
 
 
-def test_photographs_are_indexed_served_and_found_over_http(tmp_path):
+def test_photographs_are_indexed_served_and_found_over_http(hashseek, start, tmp_path):
     model = HashModel(backbone="squeezenet1_1", n_bits=48)
     load_backbone_weights(
         model.backbone, name="squeezenet1_1", weights=str(DATA / "backbones" / "squeezenet1_1_features.safetensors")
     )
     preprocessing = Preprocessing(size=96, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), crop_fraction=1.0)
     save_checkpoint(tmp_path / "model.safetensors", model, preprocessing, label_names=())
-    program = [sys.executable, "-m", "hashseek"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     images = DATA / "coco256" / "images"
     add = ("index", "add", tmp_path / "c", images, "--checkpoint", tmp_path / "model.safetensors", "--device", "cpu")
-    done = subprocess.run([*program, *add], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "added 256" in done.stdout
-    serve = ("serve", tmp_path / "c", "--port", "0", "--device", "cpu")
-    server = subprocess.Popen([*program, *serve], stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        url = re.search(r"http://[^,]+", server.stderr.readline())[0]
-        with httpx.Client(base_url=url, timeout=60) as client:
-            wait_until(lambda: client.get("/healthz/ready").status_code == 200)
-            pictures = sorted(images.rglob("*.jpg"))
-            for picture in map(Path, np.random.default_rng(0).choice(np.array(pictures), 10, replace=False)):
-                answer = client.post("/v1/search", files={"image": picture.read_bytes()}, data={"k": 5})
-                hits = answer.json()["hits"]
-                assert picture.name in [hit["path"] for hit in hits if hit["distance"] == 0]
-                assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
-    assert server.returncode == 0
+    code, out, err = hashseek(*add)
+    assert (code, "added 256" in out) == (0, True), err
+    server = start("serve", tmp_path / "c", "--port", 0, "--device", "cpu")
+    wait_until(lambda: url_in(server.err) or server.ended)
+    with httpx.Client(base_url=url_in(server.err), timeout=60) as client:
+        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        pictures = sorted(images.rglob("*.jpg"))
+        for picture in map(Path, np.random.default_rng(0).choice(np.array(pictures), 10, replace=False)):
+            answer = client.post("/v1/search", files={"image": picture.read_bytes()}, data={"k": 5})
+            hits = answer.json()["hits"]
+            assert picture.name in [hit["path"] for hit in hits if hit["distance"] == 0]
+            assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+    server.send(signal.SIGTERM)
+    assert server.wait() == 0

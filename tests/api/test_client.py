@@ -90,18 +90,15 @@ def test_as_many_ids_keys_and_labels_as_documented_can_be_sent(remote):
     assert [result.change for result in results] == ["added"] * MAX_BATCH
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda client: client.get("\udcff"),
-        lambda client: client.add(png(1), key="\udcff"),
-        lambda client: client.change(1, labels=["\udcff"]),
-        lambda client: client.similar(1, where=["a=\udcff"]),
-    ],
-)
-def test_what_cannot_be_sent_is_refused(remote, call):
-    with pytest.raises(BadConfig):
-        call(remote)
+def test_what_cannot_be_sent_is_refused(remote):
+    for call in (
+        lambda: remote.get("\udcff"),
+        lambda: remote.add(png(1), key="\udcff"),
+        lambda: remote.change(1, labels=["\udcff"]),
+        lambda: remote.similar(1, where=["a=\udcff"]),
+    ):
+        with pytest.raises(BadConfig):
+            call()
 
 
 def test_a_request_too_long_for_a_url_is_refused():

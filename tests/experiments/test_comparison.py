@@ -50,12 +50,10 @@ def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
 
 
 def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path, monkeypatch, own_cache):
-    out, methods = tmp_path / "out", ("hyp2",)
+    out = tmp_path / "out"
     assert as_markdown(out) == "no run is finished yet\n"
     experiment = Experiment(own, bits=(12,), n_seeds=1, n_trials=1, epochs=2, base=base)
-    said: list[str] = []
-    run(out, experiment, methods=methods, jobs=1, say=said.append)
-    assert any("N = 1000 " in line for line in said), "the database is smaller"
+    run_method("hyp2", experiment, out)
     before = rows_of(out, "hyp2")
     assert [(row["n_bits"], row["seed"]) for row in before] == [(12, 0)]
     table = as_markdown(out)
@@ -79,14 +77,6 @@ def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path,
     for row in rows:
         assert 0 < row["worst"] <= row["mAP"] <= row["best"] <= 1
     assert {path.name for path in (out / "hyp2").iterdir()} == {"chosen.jsonl", "rows.jsonl"}
-    with pytest.raises(BadConfig, match="model.n_bits"):
-        run(tmp_path / "never", replace(experiment, bits=(12, 2000)), methods=methods, jobs=1)
-    with pytest.raises(BadConfig, match="epochs was 2 and is 3"):
-        run(out, replace(experiment, epochs=3), methods=methods, jobs=1)
-    budget = json.loads((out / "experiment.json").read_text()) | {"splits_sha256": "of other data"}
-    (out / "experiment.json").write_text(json.dumps(budget))
-    with pytest.raises(BadConfig, match="of other data"):
-        run(out, experiment, methods=methods, jobs=1)
 
 
 def test_every_seed_has_its_own_search_and_more_seeds_extend_a_comparison(base, own, tmp_path, monkeypatch, own_cache):
@@ -455,20 +445,30 @@ def test_broken_images_are_left_out_of_the_scores_as_of_training(own, tmp_path, 
     assert len(inputs.splits.query.labels) == 7
 
 
-def test_layers_that_are_not_trained_stand_beside_the_others(base, own, tmp_path, own_cache):
+def test_layers_that_are_not_trained_stand_beside_the_others_in_one_budget(base, own, tmp_path, own_cache):
     experiment = Experiment(own, bits=(2, 30), n_seeds=2, n_trials=1, epochs=1, base=base)
-    methods = [method for method in METHODS if METHODS[method].fitted]
-    run(tmp_path / "out", experiment, methods=methods, jobs=1)
+    methods, out = [method for method in METHODS if METHODS[method].fitted], tmp_path / "out"
+    said: list[str] = []
+    run(out, experiment, methods=methods, jobs=1, say=said.append)
+    assert any("N = 1000 " in line for line in said), "the database is smaller"
     for method in methods:
-        rows = rows_of(tmp_path / "out", method)
+        rows = rows_of(out, method)
         lengths = {"itq_cca": [2, 2], "gallery_itq": []}  # 10 labels; no gallery
         assert [row["n_bits"] for row in rows] == lengths.get(method, [2, 2, 30, 30])
         if method != "cosine":
             assert all(len(row["AP"]) == len(row["asymmetric_AP"]) == 8 for row in rows)
-    table = as_markdown(tmp_path / "out")
+    table = as_markdown(out)
     assert table.count("| ITQ, no labels |") == 5, "two rankings and their tests, and distances"
     assert table.count("Cosine of the features") == 1, "it has no codes: neither outputs, nor distances, nor tests"
     assert "30 bits: " in table
     assert "Friedman" in table
     with pytest.raises(BadConfig, match="freeze_backbone"):
         run(tmp_path / "b", replace(experiment, base=(*base, "model.freeze_backbone=false")), methods=["itq"], jobs=1)
+    with pytest.raises(BadConfig, match="model.n_bits"):
+        run(tmp_path / "c", replace(experiment, bits=(12, 2000)), methods=["itq"], jobs=1)
+    with pytest.raises(BadConfig, match="epochs was 1 and is 3"):
+        run(out, replace(experiment, epochs=3), methods=["itq"], jobs=1)
+    budget = json.loads((out / "experiment.json").read_text()) | {"splits_sha256": "of other data"}
+    (out / "experiment.json").write_text(json.dumps(budget))
+    with pytest.raises(BadConfig, match="of other data"):
+        run(out, experiment, methods=["itq"], jobs=1)

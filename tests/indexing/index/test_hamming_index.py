@@ -188,7 +188,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.parametrize(("kind", "n_codes"), [("exact", 10**6), ("ivf", 20_000), ("hnsw", 20_000)])
+@pytest.mark.parametrize(("kind", "n_codes"), [("exact", 10**6), ("ivf", 6000), ("hnsw", 3000)])
 def test_a_forked_process_searches_without_the_threads_of_its_parent(kind, n_codes):
     """As in a pool of `multiprocessing`; threads that are gone must not be waited for."""
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}

@@ -45,7 +45,7 @@ def test_a_backbone_computes_what_its_module_computes(name):
     np.testing.assert_allclose(layers(vectors), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", ["linear", "normalized", "linear_bn", "mlp:300"])
 def test_a_row_does_not_depend_on_the_rows_beside_it_or_on_its_place_in_memory(name):
     """To the last bit, since an output may be near 0."""
     layers = head_of(name, as_arrays(build_head(name, n_features=2048, n_bits=20).eval()))

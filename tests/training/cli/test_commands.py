@@ -39,7 +39,7 @@ def test_train_then_evaluate(toml, tmp_path, shapes, capsys):
     assert len(re.findall("^epoch ", err, re.M)) == 2
     for part in ("loss_proxy", "loss_irrelevant", "val_mAP@1000", "images/s"):
         assert part in err
-    code, out, err = run_command(capsys, "evaluate", checkpoint, "-n", 5, "--data", shapes)
+    code, out, err = run_command(capsys, "evaluate", checkpoint, "-n", 5, "--points", 0, "--data", shapes)
     assert code == 0, err
     assert "ITQ on the same features" in out
     of_data = f"evaluation-best-{Path(shapes).name}-{build_splits('folder', root=str(shapes)).fingerprint[:8]}"

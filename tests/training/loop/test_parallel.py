@@ -1,6 +1,7 @@
-"""Several processes share batch norm and rows, and say what goes wrong in any of them.
+"""Several processes share batch norm, rows and queues of keys, and say which of them died.
 
-`test_torchrun.py` compares their curves with those of one process.
+`test_torchrun.py` compares their curves with those of one process. Nothing here imports `fit`, which every process
+would have to import, too.
 """
 
 import atexit
@@ -10,27 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
-from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
+from hashseek.retrieval.errors import BadCodes, BadConfig, HashseekError
 from hashseek.training.collectives import gather_rows, sum_gradients
-from hashseek.training.loop.fit import fit
 from hashseek.training.loop.parallel import launch, n_batches, own_part
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
-from hashseek.training.loop.validation import validation_part
-from support.models import run_config as config
-
-pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-def test_an_error_in_any_process_is_raised_as_in_one_process(few_pictures, tmp_path):
-    with pytest.raises(BadConfig, match="4096 devices"):
-        fit(config(few_pictures, train={"devices": 4096, "batch_size": 4096}), out=tmp_path / "other")
-    with pytest.raises(BadDataset, match="train.devices = 2"):
-        validation_part(10, config(few_pictures, train={"devices": 2, "val_fraction": 0.9}))
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):  # only the first process writes, while the other waits
-        fit(config(few_pictures, train={"devices": 2}), out=tmp_path / "file" / "run")
+from hashseek.training.losses.memory import KeyQueue
 
 
 def _normalised(fabric) -> list[np.ndarray]:
@@ -42,6 +30,7 @@ def _normalised(fabric) -> list[np.ndarray]:
     several = fabric.world_size > 1
     own = slice(0, 8)
     if several:
+        enqueue(fabric.global_rank)
         share_batch_norm(norm)
         own = slice(0, 3) if fabric.global_rank == 0 else slice(3, 8)
         # As one process did in CI: abort if the process group is open when the interpreter shuts down.
@@ -59,7 +48,20 @@ def _normalised(fabric) -> list[np.ndarray]:
     return [part.numpy() for part in (*of_all, *gradients, *statistics)]
 
 
-def test_batch_norm_over_two_processes_is_that_of_one():
+def enqueue(rank: int) -> None:
+    """The keys of both processes, which differ in number, are in the queue in the order of ranks."""
+    keys, labels = F.normalize(torch.randn(8, 5, generator=torch.Generator().manual_seed(0))), torch.eye(4).repeat(2, 1)
+    queue = KeyQueue(n_classes=4, n_bits=5, size=7)
+    for parts in ((slice(0, 2), slice(2, 5)), (slice(5, 6), slice(6, 6))):
+        queue.enqueue(keys[parts[rank]], labels[parts[rank]])
+    torch.testing.assert_close(queue.memory().ref, keys[:6])
+    assert torch.equal(queue.memory().ref_y, labels[:6])
+    torch.testing.assert_close(queue.memory(keys[6:], labels[6:]).ref[:2], keys[6:])  # own keys alone
+    with pytest.raises(BadCodes, match="8"):
+        queue.enqueue(keys[:4], labels[:4])
+
+
+def test_batch_norm_and_queue_of_two_processes_are_those_of_one():
     one, two = (launch(_normalised, device="cpu", devices=n, precision="fp32") for n in (1, 2))
     for of_one, of_two in zip(one, two, strict=True):
         np.testing.assert_allclose(of_two, of_one, rtol=1e-5, atol=1e-5)

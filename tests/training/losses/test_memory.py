@@ -3,13 +3,10 @@ from collections import deque
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 
 from hashseek.retrieval.errors import BadCodes, BadConfig
-from hashseek.training.collectives import gather_rows
 from hashseek.training.losses import build_loss
 from hashseek.training.losses.contrastive.supcon import SupCon
 from hashseek.training.losses.memory import KeyQueue, update_key_encoder
@@ -167,27 +164,3 @@ def test_own_key_is_a_positive_in_the_order_of_the_specification():
     keys, labels = numbered(2)
     value = SupCon(n_classes=4, n_bits=5, tau=1.0)(keys, labels, memory=queue.memory(keys, labels))["supcon"]
     assert value.item() == pytest.approx(math.log(1 + math.exp(math.cos(0.1) - 1)))
-
-
-def _worker(rank, path):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    try:
-        queue = KeyQueue(n_classes=4, n_bits=5, size=7)
-        parts = [(numbered(2), numbered(3, 2)), (numbered(1, 5), numbered(0, 6))]  # ranks differ in length
-        everything = [torch.cat([a[0], b[0]]) for a, b in parts]
-        for ranks in parts:
-            queue.enqueue(*ranks[rank])
-        torch.testing.assert_close(queue.memory().ref, torch.cat(everything))
-        assert torch.equal(queue.memory().ref_y.argmax(dim=1), torch.arange(6) % 4)
-        torch.testing.assert_close(queue.memory(*numbered(2, 9)).ref[:2], numbered(2, 9)[0])  # own keys alone
-        assert gather_rows(torch.full((rank + 1, 1), float(rank))).flatten().tolist() == [0.0, 1.0, 1.0]
-        with pytest.raises(BadCodes, match="8"):
-            queue.enqueue(*numbered(4))
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
-def test_two_processes_enqueue_the_keys_of_both_in_the_order_of_ranks(tmp_path):
-    mp.spawn(_worker, args=(str(tmp_path / "store"),), nprocs=2)

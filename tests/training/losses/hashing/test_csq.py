@@ -76,7 +76,7 @@ def test_of_twenty_random_sets_the_one_whose_closest_rows_are_farthest_apart_is_
         ("balanced", 100, 12),
         ("bernoulli", 80, 8),
         ("balanced", 70, 8),
-        ("bernoulli", 4096, 12),
+        ("bernoulli", 256, 8),
         ("balanced", 20, 5),
         ("hadamard", 70, 8),
     ],
