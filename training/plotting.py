@@ -31,6 +31,7 @@ _STYLE: Any = {
     "axes.edgecolor": LINE,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
+    "axes.titley": 1.0,  # matplotlib would lay out all labels once more to find it
     "axes.facecolor": "none",
     "axes.grid": True,
     "axes.spines.top": False,
