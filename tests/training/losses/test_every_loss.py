@@ -122,12 +122,13 @@ def test_order_of_rows_and_labels_and_length_of_rows(name, options):
     ("name", "options", "dtype", "tau"),
     [
         *((*case, torch.float32, 0.001) for case in ALL),
+        *((name, {}, torch.float64, None) for name in dict(ALL)),
         *((name, {}, torch.float16, 0.1) for name in dict(ALL)),  # raised to float32 in one place
     ],
     ids=str,
 )
 def test_survives_every_edge(name, options, dtype, tau):
-    options = {**options, "tau": tau} if name in CONTRASTIVE else options
+    options = {**options, "tau": tau} if tau and name in CONTRASTIVE else options
     for n_classes in (1, 3):
         loss = build(name, n_classes, **options)
         for edge, (outputs, labels) in extreme_batches(width_of(name, n_classes), n_classes, dtype).items():
