@@ -117,3 +117,7 @@ def test_evaluate_codes_finds_an_item_that_is_nearest_and_ranks_ties_at_random()
     assert found["precision@1"].expected.tolist() == [0.5]
     assert (found["AP@1"].worst[0], found["AP@1"].best[0]) == (0, 1)
     assert found["AP@all"].expected.tolist() == [0.75]  # rank 1 or 2, equally likely
+    of_three = evaluate_codes(
+        codes[:1], codes[1:], labels[:1] | 1, labels[1:], n_bits=2, ns=(1,), normalizer="relevant"
+    )
+    assert of_three["AP@1"].expected.tolist() == [1 / 3]
