@@ -53,12 +53,11 @@ Report = Callable[[int, float, int], None]
 
 @dataclass(frozen=True)
 class Scored:
-    """A trial that has a score: its settings by name, its validation score, its number and its run."""
+    """A trial that has a score: its settings by name, its validation score and its number."""
 
     overrides: dict[str, Any]
     score: float
     trial: int
-    run: Run
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -133,7 +132,7 @@ def sweep(
         _drop_weights(study, folder)  # in case a process was killed just after its last trial
         score_name = f"validation mAP@{config.train.val_n}"
         _write_trials(study, distributions, folder, score_name)
-        scored = _scored(study, folder)
+        scored = _scored(study)
         _write_best(study, distributions, content, scored[0], folder, score_name)
     return scored
 
@@ -220,13 +219,13 @@ def _drop_weights(study: optuna.Study, folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _scored(study: optuna.Study, folder: Path) -> list[Scored]:
+def _scored(study: optuna.Study) -> list[Scored]:
     trials = _ranked(study)
     scored = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     if not scored:
         reason = trials[0].user_attrs.get("reason", "it was pruned")
         raise BadConfig(f"none of the {len(trials)} trials has a score: change the ranges; the first: {reason}")
-    return [Scored(dict(one.params), _score(one), one.number, _run_of(one, folder)) for one in scored]
+    return [Scored(dict(one.params), _score(one), one.number) for one in scored]
 
 
 def _run_of(trial: optuna.Trial | FrozenTrial, folder: Path) -> Run:
