@@ -26,11 +26,11 @@ from experiments.comparison import (
     tuned_length,
     unfinished,
 )
-from experiments.comparison_report import mean_and_deviation, paired_tests
+from experiments.comparison_report import paired_tests
 from experiments.methods import METHODS
 from experiments.processes import in_processes
 from experiments.scoring import split_scores
-from hashseek.training.report_format import Table, table_as_markdown
+from hashseek.training.report_format import Table, mean_and_deviation, table_as_markdown
 
 FOLDER = "hyp2-tables"
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {  # a method whose searches choose the settings, and other settings

@@ -19,7 +19,7 @@ from hashseek.training.evaluation.report.citation import labels_used, protocol_i
 from hashseek.training.evaluation.report.markdown import document
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, load_report
 from hashseek.training.evaluation.report.sections import Section, interval, number, tie_range
-from hashseek.training.report_format import Table, table_as_latex
+from hashseek.training.report_format import Table, mean_and_deviation, table_as_latex
 
 # What must be the same in all reports. Checkpoint, K, seed and versions may differ: they are the point of a comparison.
 # The name of the data set is the path of its files, and does not matter.
@@ -256,7 +256,7 @@ def methods(entries: Sequence[Entry]) -> Table:
         cells = []
         for n in ns:
             values = [s.mean_average_precision.expected for e in group.entries for s in e.report.scores if s.n == n]
-            cells.append(f"{np.mean(values):.4f}" + (f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""))
+            cells.append(mean_and_deviation(values))
         method = str(first.model.get("method", first.title))
         rows.append([group.letters, method, str(first.n_bits), str(len(group.entries)), *cells])
     caption = "Mean and standard deviation over training seeds."
