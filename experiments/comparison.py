@@ -162,7 +162,7 @@ def fitted(method: str, inputs: Inputs, rows: Rows, *, n_bits: int, seed: int) -
     if method == "gallery_itq":
         assert inputs.gallery is not None  # `run_method` leaves it out
         return gallery_scores(fit_hash_layer(inputs.gallery.all[0], n_bits=n_bits, seed=seed), inputs.gallery)
-    labels = inputs.splits.train.labels[rows] if method == "itq_cca" else None
+    labels = inputs.splits.train.labels[rows]  # only ITQ-CCA reads them
     layer = fit_hash_layer(inputs.train[rows], n_bits=n_bits, method=method, seed=seed, labels=labels)
     return scores_of(layer, inputs)
 
