@@ -20,8 +20,6 @@ from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.losses import loss_class
 from hashseek.training.losses.hyperparameters import check
 
-Space = Mapping[str, Any]
-"""Ranges and choices by setting, as written in the file."""
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 Distributions = dict[str, Distribution]
 
@@ -30,7 +28,7 @@ MEASURES = ("train.val_fraction", "train.val_n", "train.val_database", "train.se
 SECTIONS = ("model", "loss", "partner", "projection", "memory", "optimizer", "train")
 
 
-def parse_space(space: Space) -> Distributions:
+def parse_space(space: Mapping[str, Any]) -> Distributions:
     """Optuna's distributions of the ranges, by setting.
 
     Raises:
