@@ -39,10 +39,10 @@ class _Section(BaseModel):
         return {name: value for name, value in values.items() if not (value == "none" and name in unset)}
 
 
-class NamedSection(BaseModel):
+class NamedSection(_Section):
     """A section with a `name`; its other keys are keywords of the function that the name stands for."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str
 
@@ -63,8 +63,6 @@ class DataSection(NamedSection):
     @field_validator("held_out", mode="before")
     @classmethod
     def _is_names_or_a_share(cls, value: Any) -> Any:
-        if value == "none":
-            return None
         names = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value) and len(value) > 0
         if value is None or names or (isinstance(value, int | float) and 0 < value < 1):
             return value
