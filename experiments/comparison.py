@@ -88,8 +88,8 @@ def settings_of(method: str, config: Config) -> tuple[str, ...]:
 
 
 def tune(method: str, n_bits: int, seed: int, experiment: Experiment, folder: Path) -> None:
-    """Search the method's settings at a length on a validation part, unless `folder` already has the choice."""
-    place = folder / method
+    """Search the method's settings at the nearest length of `TUNED`, unless `folder` already has the choice."""
+    place, n_bits = folder / method, tuned_length(n_bits)
     choices = read_records(place / "chosen.jsonl")
     if any((choice["n_bits"], choice["seed"]) == (n_bits, seed) for choice in choices):
         return
@@ -214,7 +214,7 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
         else:
             chosen: tuple[str, ...] = ()
             if entry.space:
-                tune(method, tuned_length(n_bits), seed, experiment, folder)
+                tune(method, n_bits, seed, experiment, folder)
                 chosen = chosen_settings(folder, method, n_bits, seed)
             fixed = settings_of(method, experiment.config())
             settings = (*fixed, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
