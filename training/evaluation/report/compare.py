@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import compare, holm, queries_and_seeds
-from hashseek.training.evaluation.report.citation import labels_used, protocol_in_words
+from hashseek.training.evaluation.report.citation import labels_in_words, protocol_in_words
 from hashseek.training.evaluation.report.markdown import document
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, load_report
 from hashseek.training.evaluation.report.sections import Section, interval, number, tie_range
@@ -152,7 +152,7 @@ def _protocol_values(report: EvaluationReport) -> dict[str, Any]:
     return {
         "AP normalizer": report.normalizer,
         "ties": report.ties,
-        "labels used": labels_used(report),
+        "labels used": labels_in_words(report),
         **{name: report.data.get(name) for name in (*_COUNTS, *_HASHES)},
     }
 
