@@ -88,8 +88,8 @@ def settings_of(method: str, config: Config) -> tuple[str, ...]:
 
 
 def tune(method: str, n_bits: int, seed: int, experiment: Experiment, folder: Path) -> None:
-    """Search the method's settings at a length on a validation part, unless `folder` already has the choice."""
-    place = folder / method
+    """Search the method's settings at the nearest length of `TUNED`, unless `folder` already has the choice."""
+    place, n_bits = folder / method, tuned_length(n_bits)
     choices = read_records(place / "chosen.jsonl")
     if any((choice["n_bits"], choice["seed"]) == (n_bits, seed) for choice in choices):
         return
@@ -162,7 +162,7 @@ def fitted(method: str, inputs: Inputs, rows: Rows, *, n_bits: int, seed: int) -
     if method == "gallery_itq":
         assert inputs.gallery is not None  # `run_method` leaves it out
         return gallery_scores(fit_hash_layer(inputs.gallery.all[0], n_bits=n_bits, seed=seed), inputs.gallery)
-    labels = inputs.splits.train.labels[rows] if method == "itq_cca" else None
+    labels = inputs.splits.train.labels[rows]  # only ITQ-CCA reads them
     layer = fit_hash_layer(inputs.train[rows], n_bits=n_bits, method=method, seed=seed, labels=labels)
     return scores_of(layer, inputs)
 
@@ -214,7 +214,7 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
         else:
             chosen: tuple[str, ...] = ()
             if entry.space:
-                tune(method, tuned_length(n_bits), seed, experiment, folder)
+                tune(method, n_bits, seed, experiment, folder)
                 chosen = chosen_settings(folder, method, n_bits, seed)
             fixed = settings_of(method, experiment.config())
             settings = (*fixed, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")

@@ -14,7 +14,7 @@ from experiments.critical_difference import write_diagram
 from experiments.methods import COMPARED, METHODS
 from experiments.scoring import N
 from hashseek.retrieval.metrics import holm, queries_and_seeds, randomization_test
-from hashseek.training.report_format import Table, table_as_markdown
+from hashseek.training.report_format import Table, mean_and_deviation, table_as_markdown
 from hashseek.training.runs.run_folder import read_records
 
 _TABLES = {
@@ -200,15 +200,3 @@ def _ranks(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> lis
         f"difference {critical:.2f}; Friedman's p {friedman}). Significantly better: {'; '.join(ahead) or 'none'}. "
         f"Not significantly different: {'; '.join(level) or 'none'}."
     ]
-
-
-def mean_and_deviation(values: Sequence[float] | NDArray[np.float64]) -> str:
-    """The mean and the standard deviation, as a cell of a table; a single value alone, and nothing without values."""
-    if len(values) < 2:
-        return "".join(f"{value:.4f}" for value in values)
-    return f"{np.mean(values):.4f} ± {deviation(values):.4f}"
-
-
-def deviation(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """The sample standard deviation; 0 of a single value."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

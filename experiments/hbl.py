@@ -8,7 +8,7 @@ and the probe reads either the encoder's last hidden layer or the embedding. `hb
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from hashseek.training.evaluation.classification_metrics import (
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
 from hashseek.training.losses import build_loss
 from hashseek.training.losses.memory import KeyQueue, update_key_encoder
+from hashseek.training.sweep import Report
 from hashseek.training.sweep_space import parse_space
 
 WIDTH = 128
@@ -170,7 +171,7 @@ def cross_validate(
     method: str,
     settings: Mapping[str, Any],
     n_folds: int,
-    report: Callable[[int, float], None] = lambda *_: None,
+    report: Report = lambda *_: None,
 ) -> CrossValidation:
     """Train `method` with `settings` on all folds but one and probe on that one, for every fold of the training split.
 
@@ -181,7 +182,7 @@ def cross_validate(
         method: a key of `METHODS`.
         settings: as `suggest` returns them.
         n_folds: parts of the training split; the same rows for every method and point.
-        report: called with (folds done, best mean so far); it may raise an exception to stop.
+        report: called after each fold with the best mean so far; it may raise an exception to stop.
 
     Raises:
         BadCodes: training diverged.

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from experiments.comparison_report import deviation, mean_and_deviation
 from experiments.hbl_table_2 import MARGINS_OFF
 from hashseek.retrieval.metrics.intervals import holm
-from hashseek.training.report_format import Table, table_as_markdown
+from hashseek.training.report_format import Table, mean_and_deviation, table_as_markdown
 
 FIGURES = ("p@1", "mAP", "HA", "ebF1", "maF1", "miF1")
 
@@ -68,20 +67,15 @@ def _figures(rows: Sequence[Row]) -> Iterable[Sequence[str]]:
 
 
 def _verdict(rows: Sequence[Row]) -> str:
-    reached: dict[str, int] = {"mAP": 0, "p@1": 0, "both": 0}
-    n_rows = 0
-    for data, method in PAPER:
-        seeds = _of(rows, data, method)
-        if not seeds:
-            continue
-        n_rows += 1
-        above = {name: _mean(seeds, name) >= PAPER[data, method][FIGURES.index(name)] for name in ("mAP", "p@1")}
-        for name, is_above in above.items():
-            reached[name] += is_above
-        reached["both"] += all(above.values())
+    above = [
+        [_mean(seeds, name) >= PAPER[data, method][FIGURES.index(name)] for name in ("mAP", "p@1")]
+        for data, method in PAPER
+        if (seeds := _of(rows, data, method))
+    ]
+    by_map, by_first = (sum(row[column] for row in above) for column in (0, 1))
     return (
-        f"At or above the paper, mean over seeds: mAP in {reached['mAP']} of {n_rows} rows, p@1 in {reached['p@1']}, "
-        f"both in {reached['both']}."
+        f"At or above the paper, mean over seeds: mAP in {by_map} of {len(above)} rows, p@1 in {by_first}, "
+        f"both in {sum(map(all, above))}."
     )
 
 
@@ -107,7 +101,7 @@ def _margins(rows: Sequence[Row]) -> Iterable[Sequence[str]]:
     for (data, title, name, differences), p in zip(compared, corrected, strict=True):
         mean, shown = float(np.mean(differences)), "< 0.001" if p < 0.001 else f"{p:.3f}"
         better = f"{sum(d > 0 for d in differences)} of {len(differences)}"
-        figures = (f"{mean:+.4f}", f"{deviation(differences):.4f}", better, shown)
+        figures = (f"{mean:+.4f}", f"{np.std(differences, ddof=1):.4f}", better, shown)
         yield (data, title, name, *figures, _answer(mean, p))
 
 
@@ -134,7 +128,7 @@ def _answer(mean: float, p: float) -> str:
 
 def _p_value(differences: Sequence[float]) -> float:
     """Of a two-sided t-test that the mean difference is 0; 1 where all differences are 0."""
-    if deviation(differences) == 0:
+    if np.std(differences, ddof=1) == 0:
         return 1.0 if differences[0] == 0 else 0.0
     return float(ttest_1samp(differences, 0).pvalue)
 

@@ -23,14 +23,13 @@ from experiments.comparison import (
     run_folder,
     trained,
     tune,
-    tuned_length,
     unfinished,
 )
-from experiments.comparison_report import mean_and_deviation, paired_tests
+from experiments.comparison_report import paired_tests
 from experiments.methods import METHODS
 from experiments.processes import in_processes
 from experiments.scoring import split_scores
-from hashseek.training.report_format import Table, table_as_markdown
+from hashseek.training.report_format import Table, mean_and_deviation, table_as_markdown
 
 FOLDER = "hyp2-tables"
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {  # a method whose searches choose the settings, and other settings
@@ -108,7 +107,7 @@ def run_variant(variant: str, experiment: Experiment, folder: Path) -> None:
     place, inputs = folder / FOLDER, load_inputs(experiment)
     method, own = VARIANTS[variant]
     for n_bits, seed in unfinished(place, variant, experiment):
-        tune(method, tuned_length(n_bits), seed, experiment, folder)
+        tune(method, n_bits, seed, experiment, folder)
         chosen = chosen_settings(folder, method, n_bits, seed)
         settings = (*METHODS[method].settings, *chosen, *own, f"model.n_bits={n_bits}", f"train.seed={seed}")
         config, out = experiment.config(*settings), run_folder(place, variant, n_bits, seed)

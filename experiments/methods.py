@@ -32,8 +32,8 @@ class Method:
     """One row of the table.
 
     settings: overrides of the configuration. random_start: more of them, where the hash layer does not start from ITQ.
-    space: what is searched, for codes of one bit, see `space_at`; if it is
-    empty, the settings are fixed. fitted: a method without training, see `fitted`.
+    space: what is searched, for codes of one bit, see `space_at`; if it is empty, the settings are fixed. fitted: a
+    method without training, see `fitted`.
     """
 
     title: str

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.comparison import trained as train
+from experiments import comparison
 from experiments.inputs import Inputs, inputs_of
 from experiments.scoring import N, Outputs, order_scores, split_scores
 from hashseek.retrieval.devices import n_cores
@@ -51,7 +51,10 @@ def cells_of(method: str, n_bits: int, inputs: Inputs, cosines: NDArray[np.float
     """The cells of a method at a length by the title of their table; none if it cannot have that many bits."""
     if method == "itq_cca" and n_bits > len(inputs.splits.label_names):
         return {}
-    outputs = trained(method, n_bits) if method in TRAINED else fitted(method, n_bits, inputs)
+    if method in TRAINED:
+        outputs = trained(method, n_bits)
+    else:  # only ITQ-CCA reads labels
+        outputs = fit_hash_layer(inputs.train, n_bits=n_bits, method=method, labels=inputs.splits.train.labels)
     query, database = outputs(inputs.query), outputs(inputs.database)
     near = signs(query) @ signs(database).T  # K - 2 x Hamming distance
     found = split_scores(query, database, inputs.splits)
@@ -74,12 +77,6 @@ def signs(outputs: Outputs) -> Outputs:
     return np.where(outputs > 0, np.float32(1), np.float32(-1))
 
 
-def fitted(method: str, n_bits: int, inputs: Inputs) -> Callable[[NDArray[np.float32]], Outputs]:
-    """A hash layer fitted to the training pictures."""
-    labels = inputs.splits.train.labels if method == "itq_cca" else None
-    return fit_hash_layer(inputs.train, n_bits=n_bits, method=method, labels=labels)
-
-
 def trained(method: str, n_bits: int) -> Callable[[NDArray[np.float32]], Outputs]:
     """The hash layer of the shipped configuration at this length; a supervised one keeps its best epoch."""
     place = Path(CONFIG.format(TRAINED[method]))
@@ -88,7 +85,7 @@ def trained(method: str, n_bits: int) -> Callable[[NDArray[np.float32]], Outputs
     if factor := shipped.loss.options().get("a"):  # of inner products, which grow with the number of bits
         settings.append(f"loss.a={factor * shipped.model.n_bits / n_bits:.4g}")
     with tempfile.TemporaryDirectory() as folder:
-        return train(load_config(place, settings), Path(folder) / "run")[0].head
+        return comparison.trained(load_config(place, settings), Path(folder) / "run")[0].head
 
 
 def few(n: int, inputs: Inputs) -> list[str]:

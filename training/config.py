@@ -2,7 +2,7 @@
 
 import copy
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -39,10 +39,10 @@ class _Section(BaseModel):
         return {name: value for name, value in values.items() if not (value == "none" and name in unset)}
 
 
-class NamedSection(BaseModel):
+class NamedSection(_Section):
     """A section with a `name`; its other keys are keywords of the function that the name stands for."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str
 
@@ -63,8 +63,6 @@ class DataSection(NamedSection):
     @field_validator("held_out", mode="before")
     @classmethod
     def _is_names_or_a_share(cls, value: Any) -> Any:
-        if value == "none":
-            return None
         names = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value) and len(value) > 0
         if value is None or names or (isinstance(value, int | float) and 0 < value < 1):
             return value
@@ -408,15 +406,13 @@ def read_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ())
     """
     if isinstance(overrides, str | Mapping):
         raise BadConfig(f"overrides must be a list such as ['model.n_bits=24'], got {overrides!r:.60}")
-    content = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read_toml(source)
+    content = source if isinstance(source, Mapping) else _read_toml(source)
     given = [parse_assignment(text, example="model.n_bits=24") for text in overrides]
-    # Names first, since a new name clears the section.
-    for key, value in sorted(given, key=lambda one: one[0] not in ("data.name", "loss.name")):
+    for key, value in given:
         section, _, name = key.rpartition(".")
         if not section or not name:
             raise BadConfig(f"write an override as section.key=value, such as model.n_bits=24, not '{key}={value}'")
-        set_value(content, key, value)
-    return content
+    return with_values(content, given)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -459,21 +455,24 @@ def parse_assignment(text: str, *, example: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def set_value(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set `section.key` of a configuration's content, in place; another name of loss or data clears its section.
+def with_values(content: Mapping[str, Any], values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A copy of a configuration's content with values by `section.key`; another loss or data set clears its section.
 
     Raises:
         BadConfig: a section on the way is a value.
     """
-    *sections, last = key.split(".")
-    target = content
-    for section in sections:
-        target = target.setdefault(section, {})
-        if not isinstance(target, dict):
-            raise BadConfig(f"the setting {key!r} does not exist: {section!r} is a value, not a section")
-    if key in ("data.name", "loss.name") and target.get("name") != value:
-        target.clear()
-    target[last] = value
+    changed, clearing = copy.deepcopy(dict(content)), ("data.name", "loss.name")
+    for key, value in sorted(values, key=lambda one: one[0] not in clearing):
+        *sections, last = key.split(".")
+        target = changed
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise BadConfig(f"the setting {key!r} does not exist: {section!r} is a value, not a section")
+        if key in clearing and target.get("name") != value:
+            target.clear()
+        target[last] = value
+    return changed
 
 
 def _explain(error: ValidationError) -> str:

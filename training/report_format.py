@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,13 @@ LATEX = str.maketrans(
     | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "–": "--"}
     | {"<": "$<$", ">": "$>$", "\n": " "}
 )
+
+
+def mean_and_deviation(values: Sequence[float] | NDArray[np.float64]) -> str:
+    """The mean and the standard deviation as a cell; a single value alone, and nothing without values."""
+    if len(values) < 2:
+        return "".join(f"{value:.4f}" for value in values)
+    return f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"
 
 
 def render_page(template: str, **values: Any) -> str:

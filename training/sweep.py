@@ -12,7 +12,6 @@ sweep, number), from the results of the trials before it, which the storage has.
 `open_study` and `run_trials` also serve searches that do not train with `fit` (experiments/).
 """
 
-import copy
 import json
 import math
 import shlex
@@ -31,13 +30,13 @@ from sqlalchemy.pool import NullPool
 
 from hashseek.retrieval.errors import BadCodes, BadConfig, HashseekError
 from hashseek.retrieval.files import as_csv, write_atomically
-from hashseek.training.config import parse_config
+from hashseek.training.config import parse_config, with_values
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import fit
 from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, in_use, read_records, write_or_check
-from hashseek.training.sweep_space import Distributions, check_space, parse_space, with_values
+from hashseek.training.sweep_space import Distributions, check_space, parse_space
 
 # Trials drawn at random before the sampler models the results, and trials that finish before any is pruned. They must
 # not depend on the number of trials, or an extended sweep would differ from a longer one; and they must be small enough
@@ -53,12 +52,11 @@ Report = Callable[[int, float, int], None]
 
 @dataclass(frozen=True)
 class Scored:
-    """A trial that has a score: its settings by name, its validation score, its number and its run."""
+    """A trial that has a score: its settings by name, its validation score and its number."""
 
     overrides: dict[str, Any]
     score: float
     trial: int
-    run: Run
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -90,7 +88,7 @@ def sweep(
     """
     progress = progress or Progress(quiet=True)
     config = parse_config(dict(config_content), source=source)
-    content = {key: copy.deepcopy(value) for key, value in config_content.items() if key != "sweep"}
+    content = {key: value for key, value in config_content.items() if key != "sweep"}
     settings = config.sweep
     distributions = parse_space(settings.space)
     check_space(content, distributions, source=source)
@@ -105,7 +103,7 @@ def sweep(
         run = _run_of(trial, folder)
 
         try:
-            of_trial = parse_config(with_values(content, values), source="its settings")
+            of_trial = parse_config(with_values(content, values.items()), source="its settings")
 
             def on_epoch(record: dict[str, Any]) -> None:
                 report(record["epoch"], record[f"val_mAP@{config.train.val_n}"], of_trial.train.epochs)
@@ -133,7 +131,7 @@ def sweep(
         _drop_weights(study, folder)  # in case a process was killed just after its last trial
         score_name = f"validation mAP@{config.train.val_n}"
         _write_trials(study, distributions, folder, score_name)
-        scored = _scored(study, folder)
+        scored = _scored(study)
         _write_best(study, distributions, content, scored[0], folder, score_name)
     return scored
 
@@ -220,13 +218,13 @@ def _drop_weights(study: optuna.Study, folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _scored(study: optuna.Study, folder: Path) -> list[Scored]:
+def _scored(study: optuna.Study) -> list[Scored]:
     trials = _ranked(study)
     scored = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     if not scored:
         reason = trials[0].user_attrs.get("reason", "it was pruned")
         raise BadConfig(f"none of the {len(trials)} trials has a score: change the ranges; the first: {reason}")
-    return [Scored(dict(one.params), _score(one), one.number, _run_of(one, folder)) for one in scored]
+    return [Scored(dict(one.params), _score(one), one.number) for one in scored]
 
 
 def _run_of(trial: optuna.Trial | FrozenTrial, folder: Path) -> Run:
@@ -241,7 +239,7 @@ def _write_best(
         f"# {score_name} {best.score:.4f} in trial {best.trial}.\n"
         f"#\n# command:   {shlex.join(['hashseek', 'train', str(folder / 'best.toml')])}\n\n"
     )
-    best_content = tomli_w.dumps(with_values(content, best.overrides))
+    best_content = tomli_w.dumps(with_values(content, best.overrides.items()))
     write_atomically(folder / "best.toml", (header + best_content).encode())
 
 

@@ -6,7 +6,6 @@
 "loss.beta" = [0.5, 0.75, 1.0]                              # one of these
 """
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from itertools import combinations, product
@@ -15,13 +14,11 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from hashseek.retrieval.errors import BadConfig, suggest
-from hashseek.training.config import Config, parse_config, set_value
+from hashseek.training.config import Config, parse_config, with_values
 from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.losses import loss_class
 from hashseek.training.losses.hyperparameters import check
 
-Space = Mapping[str, Any]
-"""Ranges and choices by setting, as written in the file."""
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 Distributions = dict[str, Distribution]
 
@@ -30,7 +27,7 @@ MEASURES = ("train.val_fraction", "train.val_n", "train.val_database", "train.se
 SECTIONS = ("model", "loss", "partner", "projection", "memory", "optimizer", "train")
 
 
-def parse_space(space: Space) -> Distributions:
+def parse_space(space: Mapping[str, Any]) -> Distributions:
     """Optuna's distributions of the ranges, by setting.
 
     Raises:
@@ -60,8 +57,8 @@ def check_space(content: Mapping[str, Any], space: Distributions, *, source: str
             raise BadConfig(f"the sweep's setting {key!r} changes how trials are scored: leave it out")
     for keys in (*((key,) for key in space), *combinations(space, 2)):
         for values in product(*(_ends(space[key]) for key in keys)):
-            chosen = dict(zip(keys, values, strict=True))
-            config = parse_config(with_values(content, chosen), source=f"{source}, sweep of {' and '.join(keys)}")
+            chosen = with_values(content, zip(keys, values, strict=True))
+            config = parse_config(chosen, source=f"{source}, sweep of {' and '.join(keys)}")
             if is_unsupervised(config):
                 raise BadConfig(
                     f"a sweep compares validation scores, but the loss {config.loss.name!r} uses no labels and has "
@@ -70,14 +67,6 @@ def check_space(content: Mapping[str, Any], space: Distributions, *, source: str
             for key in keys:
                 if key.partition(".")[0] in ("loss", "partner"):
                     _check_hyperparameter(key, config, space)
-
-
-def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a configuration with `values` set, names first."""
-    changed = copy.deepcopy(dict(content))
-    for key in sorted(values, key=lambda key: not key.endswith(".name")):
-        set_value(changed, key, values[key])
-    return changed
 
 
 def _flat(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -85,11 +85,12 @@ def test_a_sweep_leaves_a_table_a_plot_and_a_configuration_that_trains_to_its_sc
     assert config.optimizer.lr == best.overrides["optimizer.lr"] == float(rows[best.trial]["optimizer.lr"])
     again = fit(config, out=tmp_path / "again")
     assert again.best_score == best.score
-    assert load_header(best.run.best).scores["val_mAP@1000"] == best.score
+    kept = tmp_path / "sweep" / "trials" / f"{best.trial:04}" / "best.safetensors"
+    assert load_header(kept).scores["val_mAP@1000"] == best.score
     assert load_config(tmp_path / "sweep" / "best.toml", best.settings) == config
     header = (tmp_path / "sweep" / "best.toml").read_text()
     assert f"{best.score:.4f} in trial {best.trial}." in header
-    assert list(tmp_path.glob("sweep/trials/*/*.safetensors")) == [best.run.best]
+    assert list(tmp_path.glob("sweep/trials/*/*.safetensors")) == [kept]
     assert not list(tmp_path.glob("sweep/trials/*/state.pt"))
     sweep(given, SPACE, trials=4, folder=tmp_path / "sweep")  # more trials continue it, and fewer change nothing
     assert table_of(tmp_path / "sweep")[:3] == rows
@@ -131,7 +132,7 @@ def test_a_trial_that_falls_behind_ends_early_and_keeps_its_log(data, tmp_path, 
     # A rate of 1e-30 learns nothing, so that such a trial is behind the median of those that do.
     space = {"optimizer.lr": [1e-30, 1e-2, 2e-2], "train.noise": {"low": 0.0, "high": 0.1}}
     best, *_ = sweep(given, space, trials=4, folder=tmp_path / "b", seed=1)
-    assert list(tmp_path.glob("b/trials/*/*.safetensors")) == [best.run.best]
+    assert list(tmp_path.glob("b/trials/*/*.safetensors")) == [tmp_path / f"b/trials/{best.trial:04}/best.safetensors"]
     assert not list(tmp_path.glob("b/trials/*/state.pt"))
     rows = table_of(tmp_path / "b")
     pruned = [row for row in rows if row["outcome"] == "pruned"]

@@ -108,7 +108,7 @@ def evaluate(
     from hashseek.training.runs.environment import command_line
 
     how = EvaluationOptions(
-        data_name=data or str(options.get("root", name) if name in ("folder", "pictures") else name),
+        data_name=data or str(options.get("root", name) if name == "folder" else name),
         data_set=name,
         ns=ns or DEFAULT_NS,
         normalizer=normalizer,

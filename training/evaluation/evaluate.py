@@ -288,15 +288,8 @@ def _scores(
 
 
 def _project(task: EvaluationTask, database: EncodedSplit, n_points: int) -> Points:
+    names, seed = task.splits.label_names, task.options.seed
     with task.options.progress.task("computing t-SNE", 1) as advance:
-        points = project(
-            database.codes,
-            database.outputs,
-            database.labels,
-            task.splits.label_names,
-            n_bits=task.header.n_bits,
-            n_points=n_points,
-            seed=task.options.seed,
-        )
+        points = project(database.outputs, database.labels, names, n_points=n_points, seed=seed)
         advance(1)
     return points

@@ -72,7 +72,7 @@ def train_epoch(
             shown = "  ".join(f"{name} {value:.4f}" for name, value in terms.items())
             ready = time.perf_counter()
             advance(n_rows, f"{shown}  {n_seen / (ready - started):.0f} images/s")
-    return {name: value / max(n_seen, 1) for name, value in sums.items()}, n_seen, waited
+    return {name: value / n_seen for name, value in sums.items()}, n_seen, waited
 
 
 def _train_batch(

@@ -266,7 +266,7 @@ def _train(
 def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, shown: Progress) -> dict[str, Any]:
     """One epoch and its record in the log."""
     state = job.state
-    started = time.perf_counter()
+    began = time.perf_counter()
     with memory_errors_name_a_setting(config, job.preprocessing, fabric.device):
         means, n_seen, waited = train_epoch(fabric, config, state, job.data, epoch, progress=shown)
     trained = time.perf_counter()
@@ -282,9 +282,9 @@ def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, s
         **{f"loss_{name}": value for name, value in means.items()},
         "lr": state.optimizer.param_groups[0]["lr"],
         **score,
-        "images_per_s": n_seen / (trained - started),
+        "images_per_s": n_seen / (trained - began),
         "seconds_waiting_for_data": waited,
-        "seconds": time.perf_counter() - started,
+        "seconds": time.perf_counter() - began,
     }
 
 

@@ -156,18 +156,18 @@ def _in_group(fabric: Fabric, *, function: Callable[..., T], arguments: tuple[An
 
 
 def n_batches(n: int, *, batch_size: int, n_ranks: int) -> int:
-    """Batches in an epoch of `n` images.
+    """Batches in an epoch of `n` images; `validation_part` leaves at least two, and one for each process.
 
     A last batch with fewer images than processes, or with one image, is left out: batch norm has no statistics of one
     image, and pair losses have no pair.
     """
     n_full, rest = divmod(n, batch_size)
-    return max(1, n_full + (rest >= max(2, n_ranks)))
+    return n_full + (rest >= max(2, n_ranks))
 
 
 def own_part(order: NDArray[Any], *, batch_size: int, rank: int, n_ranks: int) -> NDArray[Any]:
     """The rows of `order` that process `rank` works on: its share of each batch of `n_batches`."""
     stop = batch_size * n_batches(len(order), batch_size=batch_size, n_ranks=n_ranks)
-    batches = [order[start : start + batch_size] for start in range(0, min(stop, len(order)), batch_size)]
+    batches = [order[start : start + batch_size] for start in range(0, stop, batch_size)]
     bounds = [(len(rows) * rank // n_ranks, len(rows) * (rank + 1) // n_ranks) for rows in batches]
     return np.concatenate([rows[first:last] for rows, (first, last) in zip(batches, bounds, strict=True)])

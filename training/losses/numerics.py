@@ -28,6 +28,11 @@ def share_label(labels: Tensor, others: Tensor) -> Tensor:
     return (labels @ others.T).clamp_(max=1)
 
 
+def jaccard(shared: Tensor, sizes: Tensor, other_sizes: Tensor) -> Tensor:
+    """Shared labels over labels in either row (B, Q); 0 where neither has one. Sizes: labels per row (B, 1), (Q,)."""
+    return shared / (sizes + other_sizes - shared).clamp_min_(1)
+
+
 def logistic(scores: Tensor, targets: Tensor) -> Tensor:
     """softplus(t) - s t of scores t and targets s in [0, 1], the logistic loss; exact for scores of any size."""
     return F.binary_cross_entropy_with_logits(scores, targets, reduction="none")

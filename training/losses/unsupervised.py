@@ -1,6 +1,6 @@
 """Losses that use no labels."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class BiHalf(UnsupervisedLoss):
     source = "Li and van Gemert, Deep Unsupervised Image Hashing by Maximizing Bit Entropy, AAAI 2021"
     formula = "Eqs. 8-12; code liyunqianggyn/Deep-Unsupervised-Image-Hashing, read"
     use = "without labels: keeps the similarity of features, with balanced bits"
-    needs: ClassVar[tuple[str, ...]] = ("features",)
+    needs = ("features",)
     reads_features = True
 
     gamma: Annotated[float, Number("weight of the balance", least=0)] = 6.0

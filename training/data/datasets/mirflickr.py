@@ -21,7 +21,7 @@ from hashseek.training.data.image_table import (
     with_remedy,
 )
 from hashseek.training.data.paths import expand
-from hashseek.training.data.splits import NAMES, NameList, Rows, Seed, Splits, refuse_unused
+from hashseek.training.data.splits import NameList, Rows, Seed, Splits, refuse_unused
 
 LABELS = (
     *("animals", "baby", "baby_r1", "bird", "bird_r1", "car", "car_r1", "clouds", "clouds_r1", "dog", "dog_r1"),
@@ -78,16 +78,14 @@ def mirflickr(
         pictures = first_folder(folder, ("mirflickr", "images"), what="the pictures im1.jpg, ...")
         if drop_labels:
             table = _without_labels(table, drop_labels, folder)
+        kept = np.flatnonzero(table.labels.any(axis=1)) if protocol == "hyp2" else np.arange(len(table.files))
         if lists is not None:
             why = f"{lists} defines the splits"
             refuse_unused(mirflickr, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
-            rows = _read_hyp2(expand(lists), table)
+            rows = {split: part[np.isin(part, kept)] for split, part in _read_hyp2(expand(lists), table).items()}
         else:
-            candidates = _labelled(table) if protocol == "hyp2" else np.arange(len(table.files))
-            drawn = draw(len(candidates), n_query=n_query, n_train=n_train, seed=split_seed)
-            rows = {split: candidates[drawn[split]] for split in NAMES}
-        if protocol == "hyp2":
-            rows = {split: rows[split][np.isin(rows[split], _labelled(table))] for split in NAMES}
+            drawn = draw(len(kept), n_query=n_query, n_train=n_train, seed=split_seed)
+            rows = {split: kept[part] for split, part in drawn.items()}
         return split_table(
             table,
             rows,
@@ -139,7 +137,3 @@ def _without_labels(table: ImageTable, patterns: Sequence[str], source: Path) ->
     check_patterns(patterns, LABELS, source=source)
     names = without_labels(LABELS, patterns)
     return replace(table, labels=table.labels[:, [LABELS.index(name) for name in names]], label_names=names)
-
-
-def _labelled(table: ImageTable) -> Rows:
-    return np.flatnonzero(table.labels.any(axis=1))

@@ -82,9 +82,7 @@ def shapes(
     return folder(root=str(target))
 
 
-def render_shapes(
-    root: Path, *, n_query: int = 400, n_train: int = 3000, n_database: int = 3600, size: int = 128, seed: int = 0
-) -> Path:
+def render_shapes(root: Path, *, n_query: int, n_train: int, n_database: int, size: int, seed: int = 0) -> Path:
     """Draw the data set into `root` unless it already exists, and return the path of its `labels.csv`.
 
     Writes `images/000000.jpg` and so on, queries first and the database last, and at the end `labels.csv` with the

@@ -29,7 +29,7 @@ def cited(report: EvaluationReport) -> str:
 
 def protocol_in_words(report: EvaluationReport) -> str:
     """What a reader must know to compare the figures with others, in sentences."""
-    labels = f" Images and labels: {labels_used(report)}." if report.held_out else ""
+    labels = f" Images and labels: {labels_in_words(report)}." if report.held_out else ""
     return (
         f"{report.data.get('queries')} queries, {report.data.get('database')} items in the database; an item is "
         f"relevant if it shares a label with the query.{labels} AP is divided by {DIVISORS[report.normalizer]}. Values "
@@ -37,7 +37,7 @@ def protocol_in_words(report: EvaluationReport) -> str:
     )
 
 
-def labels_used(report: EvaluationReport) -> str:
+def labels_in_words(report: EvaluationReport) -> str:
     """Which images and labels are used."""
     names = ", ".join(report.held_out)
     if not report.held_out:

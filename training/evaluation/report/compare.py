@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import compare, holm, queries_and_seeds
-from hashseek.retrieval.metrics.intervals import Comparison
-from hashseek.training.evaluation.report.citation import labels_used, protocol_in_words
+from hashseek.training.evaluation.report.citation import labels_in_words, protocol_in_words
 from hashseek.training.evaluation.report.markdown import document
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, load_report
 from hashseek.training.evaluation.report.sections import Section, interval, number, tie_range
-from hashseek.training.report_format import Table, table_as_latex
+from hashseek.training.report_format import Table, mean_and_deviation, table_as_latex
 
 # What must be the same in all reports. Checkpoint, K, seed and versions may differ: they are the point of a comparison.
 # The name of the data set is the path of its files, and does not matter.
@@ -153,7 +152,7 @@ def _protocol_values(report: EvaluationReport) -> dict[str, Any]:
     return {
         "AP normalizer": report.normalizer,
         "ties": report.ties,
-        "labels used": labels_used(report),
+        "labels used": labels_in_words(report),
         **{name: report.data.get(name) for name in (*_COUNTS, *_HASHES)},
     }
 
@@ -256,7 +255,7 @@ def methods(entries: Sequence[Entry]) -> Table:
         cells = []
         for n in ns:
             values = [s.mean_average_precision.expected for e in group.entries for s in e.report.scores if s.n == n]
-            cells.append(f"{np.mean(values):.4f}" + (f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""))
+            cells.append(mean_and_deviation(values))
         method = str(first.model.get("method", first.title))
         rows.append([group.letters, method, str(first.n_bits), str(len(group.entries)), *cells])
     caption = "Mean and standard deviation over training seeds."
@@ -272,16 +271,14 @@ def methods_as_latex(entries: Sequence[Entry]) -> str:
 
 def _paired(groups: Sequence[Group], ns: Sequence[int]) -> Table:
     """Each group compared with the first; p-values are corrected for the number of groups per metric."""
-    of_metric: dict[str, list[tuple[str, Comparison, float]]] = {f"{metric}@{n}": [] for n in ns for metric in _PAIRED}
-    for name, found in of_metric.items():
-        first = groups[0].per_query(name)
-        for other in groups[1:]:
-            second = other.per_query(name)
-            if first is not None and second is not None:
-                p_of_both = _over_seeds(groups[0].by_seed(name), other.by_seed(name))
-                found.append((f"{other.letters} - {groups[0].letters}", compare(first, second), p_of_both))
-    rows = []
-    for name, found in of_metric.items():
+    first, rows = groups[0], []
+    others = {f"{other.letters} - {first.letters}": other for other in groups[1:]}
+    for name in (f"{metric}@{n}" for n in ns for metric in _PAIRED):
+        own, found = first.per_query(name), []
+        for pair, other in others.items():
+            theirs = other.per_query(name)
+            if own is not None and theirs is not None:
+                found.append((pair, compare(own, theirs), _over_seeds(first.by_seed(name), other.by_seed(name))))
         corrected = holm([each.p_value for _, each, _ in found])
         of_both = iter(holm([p for _, _, p in found if not np.isnan(p)]))
         for (pair, each, both), p_value in zip(found, corrected, strict=True):
@@ -290,7 +287,7 @@ def _paired(groups: Sequence[Group], ns: Sequence[int]) -> Table:
             counts = [str(each.better), str(each.worse), str(each.equal)]
             p_values = [f"{p_value:.4f}", "–" if np.isnan(both) else f"{next(of_both):.4f}"]
             rows.append([pair, name, f"{change.mean:+.4f}", spread, *p_values, *counts])
-    rows.sort(key=lambda row: [pair for pair, *_ in of_metric[row[1]]].index(row[0]))  # stable: metrics stay in order
+    rows.sort(key=lambda row: list(others).index(row[0]))  # stable: metrics stay in order
     header = ["", "metric", "mean difference", "95 % interval", "p", "p with seeds", "queries better", "worse", "equal"]
     return Table(header, rows, text_columns=2, bold=2)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.retrieval.codes import Codes, unpack
+from hashseek.retrieval.codes import pack, unpack
 from hashseek.retrieval.hash_layers import normalized
 from hashseek.training.data.splits import Labels
 
@@ -16,35 +16,24 @@ N_GROUPS = 8
 _FEWEST = 10
 
 
-def project(
-    codes: Codes,
-    outputs: NDArray[np.float32],
-    labels: Labels,
-    names: Sequence[str],
-    *,
-    n_bits: int,
-    n_points: int,
-    seed: int,
-) -> Points:
+def project(outputs: NDArray[np.float32], labels: Labels, names: Sequence[str], *, n_points: int, seed: int) -> Points:
     """Project up to `n_points` images, chosen at random, to the plane: by "codes" and by "outputs".
 
     Each of the most frequent labels is a group. An image with several of them belongs to the rarest, which is the most
     informative; an image with none of them has group -1. A space with too few or with identical images is left out.
 
     Args:
-        codes: packed (n, code_size).
-        outputs: (n, K).
+        outputs: (n, K), whose signs are the codes.
         labels: 0/1 (n, C).
         names: the names of the C labels.
-        n_bits: K.
         n_points: largest number of images.
         seed: seed of the choice of images and of t-SNE.
 
     Source: van der Maaten and Hinton, "Visualizing Data using t-SNE", JMLR 2008; scikit-learn's implementation.
     """
-    rows = np.sort(np.random.default_rng((seed, 0x75)).permutation(len(codes))[:n_points])
+    rows = np.sort(np.random.default_rng((seed, 0x75)).permutation(len(outputs))[:n_points])
     group, chosen = group_by_label(labels[rows], names)
-    bits = unpack(codes[rows], n_bits).astype(np.float32)
+    bits = unpack(pack(outputs[rows]), outputs.shape[1]).astype(np.float32)
     spaces = {"codes": bits, "outputs": normalized(outputs[rows])}
     return {
         name: (_tsne(values, seed=seed), group, chosen)

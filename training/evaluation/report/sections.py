@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hashseek.training.evaluation.report.citation import as_bibtex, as_latex, cited, labels_used
+from hashseek.training.evaluation.report.citation import as_bibtex, as_latex, cited, labels_in_words
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, Score
 from hashseek.training.report_format import Table
 
@@ -41,7 +41,7 @@ class Section:
 def sections(report: EvaluationReport) -> list[Section]:
     """All sections in order, of which some may be empty; the page adds plots and pictures to those that have them."""
     n = report.main_n
-    warning = f"Not the usual protocol: {labels_used(report)}. " if report.held_out else ""
+    warning = f"Not the usual protocol: {labels_in_words(report)}. " if report.held_out else ""
     baseline = _scores(report.baseline, report.baseline_name) if report.baseline else []
     comparable = "The metrics of two reports are comparable if splits, labels, normalizer, ties and N are the same."
     return [
@@ -168,7 +168,7 @@ def _worst(report: EvaluationReport) -> Table:
 def _protocol(report: EvaluationReport) -> Table:
     """What must be the same in two reports to compare them, and how this one was produced."""
     rows: dict[str, Any] = {
-        "labels used": labels_used(report),
+        "labels used": labels_in_words(report),
         "AP normalizer": report.normalizer,
         "nDCG gain": "2^shared labels - 1",
         "N": ", ".join(str(score.n) for score in report.scores),

@@ -9,14 +9,13 @@ from hashseek.training.losses.batches import Batch
 from hashseek.training.losses.contrastive.contrast_sets import (
     ContrastiveLoss,
     contrast,
-    jaccard,
     new_prototypes,
     overlaps,
     reduce_anchors,
     scores_of,
     weighted_sum,
 )
-from hashseek.training.losses.numerics import inner_products, normalize
+from hashseek.training.losses.numerics import inner_products, jaccard, normalize
 
 STUDY = "Audibert et al., Multi-Label Contrastive Learning: A Comprehensive Study, arXiv 2412.00101"
 
@@ -39,7 +38,7 @@ class LBase(ContrastiveLoss):
     def terms(self, batch: Batch) -> dict[str, Tensor]:
         """The term "base"."""
         c = contrast(batch)
-        weights = jaccard(overlaps(c), c)
+        weights = jaccard(overlaps(c), c.y.sum(dim=1, keepdim=True), c.ref_y.sum(dim=1))
         total = weights.sum(dim=1)
         valid = total > 0
         log_p = scores_of(c, self.tau).log_softmax(dim=1)

@@ -84,12 +84,6 @@ def overlaps(c: Contrast) -> Tensor:
     return shared.fill_diagonal_(0) if c.in_batch else shared
 
 
-def jaccard(shared: Tensor, c: Contrast) -> Tensor:
-    """Shared labels divided by labels in either (B, A); 0 where neither row has a label."""
-    either = c.y.sum(dim=1)[:, None] + c.ref_y.sum(dim=1) - shared
-    return shared / either.clamp_min_(1)
-
-
 def any_positives(shared: Tensor) -> Tensor:
     """1 for the pairs (B, A) that share a label, else 0."""
     return shared.clamp(max=1)

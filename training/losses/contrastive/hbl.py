@@ -24,6 +24,7 @@ from hashseek.training.losses.contrastive.contrast_sets import (
     weighted_sum,
 )
 from hashseek.training.losses.hyperparameters import Choice, Number
+from hashseek.training.losses.numerics import jaccard
 
 # Label overlaps are ratios of whole numbers: rounding must not move one across the median that equals it.
 SLACK = 1e-6
@@ -162,8 +163,7 @@ def median_overlaps(shared: Tensor, positive: Tensor, n_labels: Tensor, sizes: T
     if counted:
         overlaps, counts = counted_overlaps(shared, n_labels, sizes, *limits)
     else:
-        either = n_labels + sizes - shared
-        overlaps, order = (shared / either.clamp_min_(1)).sort(dim=1)
+        overlaps, order = jaccard(shared, n_labels, sizes).sort(dim=1)
         counts = positive.gather(1, order).long()
     upto = counts.cumsum(dim=1)
     n_positives = upto[:, -1:]
@@ -188,6 +188,6 @@ def counted_overlaps(
     own = torch.arange(height, device=cell.device)[:, None]
     both = torch.arange(most, device=cell.device).repeat_interleave(width)
     other = torch.arange(width, device=cell.device).repeat(most)
-    overlaps, order = (both.to(shared) / (own + other - both).clamp_min_(1)).sort(dim=1)
+    overlaps, order = jaccard(both.to(shared), own, other).sort(dim=1)
     which = n_labels.long().squeeze(1)
     return overlaps[which], counts.flatten(1).gather(1, order[which])

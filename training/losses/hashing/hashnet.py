@@ -9,7 +9,7 @@ from torch import Tensor
 from hashseek.training.losses.base import Loss
 from hashseek.training.losses.batches import Batch
 from hashseek.training.losses.hyperparameters import Choice, Flag, Number
-from hashseek.training.losses.numerics import inner_products, logistic, mean_where, share_label
+from hashseek.training.losses.numerics import inner_products, jaccard, logistic, mean_where, share_label
 
 
 class HashNet(Loss):
@@ -83,9 +83,8 @@ class HashNet(Loss):
         similar = share_label(y, ref_y)
         pairs = logistic(self.a * inner_products(h, ref), similar)
         if self.jaccard:
-            shared = y @ ref_y.T
-            joint = y.sum(dim=1)[:, None] + ref_y.sum(dim=1) - shared
-            pairs = pairs * (shared / joint.clamp_min(1) + (1 - similar))
+            overlaps = jaccard(y @ ref_y.T, y.sum(dim=1, keepdim=True), ref_y.sum(dim=1))
+            pairs = pairs * (overlaps + (1 - similar))
         if self.class_num is None:
             return {"pairs": mean_where(pairs, similar) + mean_where(pairs, 1 - similar)}
         weights = 1 + (self.class_num - 1) * similar

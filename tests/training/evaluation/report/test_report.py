@@ -95,7 +95,7 @@ def report(parts, measured) -> EvaluationReport:
 
 def projected(database: Split, n_points: int):
     outputs = database.vectors
-    return project(pack(outputs), outputs, database.labels, NAMES, n_bits=N_BITS, n_points=n_points, seed=0)
+    return project(outputs, database.labels, NAMES, n_points=n_points, seed=0)
 
 
 @pytest.fixture(scope="module")
