@@ -64,12 +64,17 @@ def check_batch(
 def check_memory(memory: object, like: Tensor, *, n_classes: int, n_bits: int) -> Memory | None:
     """`memory` without gradient, in the type and on the device of `like`, or None.
 
+    `memory` is a pair of tensors ref (Q, K) and ref_y (Q, C), or an object with these attributes.
+
     Raises:
-        BadCodes: `memory` is no pair of tensors ref (Q, K) and ref_y (Q, C), or `check_batch` refuses its rows.
+        BadCodes: `memory` is neither, or `check_batch` refuses its rows.
     """
     if memory is None:
         return None
-    ref, ref_y = memory if isinstance(memory, tuple | list) and len(memory) == 2 else (None, None)
+    if isinstance(memory, tuple | list) and len(memory) == 2:
+        ref, ref_y = memory
+    else:
+        ref, ref_y = getattr(memory, "ref", None), getattr(memory, "ref_y", None)
     if not (isinstance(ref, Tensor) and isinstance(ref_y, Tensor)):
         raise BadCodes(
             f"the memory is a {type(memory).__name__}, but must be a pair of tensors, ref (Q, {n_bits}) and ref_y "

@@ -286,14 +286,17 @@ def test_finite_outputs_whose_sum_overflows_are_accepted():
 
 
 @pytest.mark.parametrize("name", WITH_MEMORY)
-def test_a_memory_is_a_pair_and_gets_no_gradient(name):
+def test_a_memory_is_a_pair_or_has_attributes_and_gets_no_gradient(name):
     loss, outputs, labels, given = everything_for(name, {})
-    ref, ref_y = given["memory"][0].requires_grad_(), given["memory"][1]
+
+    class Rows:
+        ref, ref_y = given["memory"][0].requires_grad_(), given["memory"][1]
+
     outputs.requires_grad_()
-    pair, same = (total(loss(outputs, labels, memory=memory)) for memory in ((ref, ref_y.bool()), [ref, ref_y]))
+    pair, same = (total(loss(outputs, labels, memory=memory)) for memory in ((Rows.ref, Rows.ref_y.bool()), Rows()))
     assert torch.equal(pair, same)
     pair.backward()
-    assert ref.grad is None
+    assert Rows.ref.grad is None
     for bad in (
         torch.zeros(3, 6),
         object(),
