@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from hashseek.indexing.index.exact_scan import Candidates, candidates, count_distances, ranked, words
 from hashseek.retrieval.codes import Codes
 
-Mask = NDArray[np.bool_]
-
 # Share of distinct codes below which each is stored once: at 0.3 a search takes 0.4 of the time, at 0.5 0.6, at 0.7 it
 # gains nothing and the lists take more memory than the repeated codes (measured at 48 bits; docs/benchmarks.md).
 COLLAPSE_BELOW = 0.5
@@ -26,7 +24,7 @@ class Subset:
         mask: (N,) the rows that may be found.
     """
 
-    def __init__(self, mask: Mask) -> None:
+    def __init__(self, mask: NDArray[np.bool_]) -> None:
         self.mask = mask
         self.n = int(np.count_nonzero(mask))
         self.counts: NDArray[np.int64] | None = None  # rows of each distinct code
