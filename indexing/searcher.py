@@ -171,11 +171,7 @@ class Searcher:
 
     @classmethod
     def open(cls, collection: Store, *, checkpoint: Path | None = None, **options: Unpack[EncoderOptions]) -> Self:
-        """A searcher over `collection`, with its own checkpoint or another file of the same fingerprint.
-
-        Raises:
-            ForeignCodes: the checkpoint did not make the collection's codes.
-        """
+        """A searcher over `collection` with the encoder of `open_encoder`."""
         return cls(open_encoder(collection, checkpoint, **options), collection)
 
     @classmethod
@@ -183,7 +179,7 @@ class Searcher:
         """A searcher that loads no network and can search only with stored images and codes.
 
         Raises:
-            ForeignCodes: see `open`.
+            ForeignCodes: see `open_encoder`.
         """
         return cls(WithHeader(check_checkpoint(collection, checkpoint or collection.checkpoint)), collection)
 
