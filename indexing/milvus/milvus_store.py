@@ -73,7 +73,7 @@ class MilvusStore:
         try:
             if create and header is not None and not self._connection.read("has_collection"):
                 self._create(header.fingerprint, header.n_bits)
-            self._description = self._describe()
+            self._description = self._connection.read("describe_collection")
             self.fingerprint, self.n_bits = self._read_description()
             if checkpoint is not None:
                 check_checkpoint(self, checkpoint)
@@ -87,10 +87,6 @@ class MilvusStore:
         about = json.dumps({"hashseek": FORMAT, "fingerprint": fingerprint, "n_bits": n_bits})
         schema = of_rows.make_schema(about, n_bytes=code_size(n_bits))
         self._connection.write("create_collection", schema=schema, consistency_level="Strong")
-
-    def _describe(self) -> dict[str, Any]:
-        described: dict[str, Any] = self._connection.read("describe_collection")
-        return described
 
     def _read_description(self) -> tuple[str, int]:
         """(fingerprint, n_bits) from the collection's description."""
@@ -418,7 +414,7 @@ class MilvusStore:
         if self._connection.is_stale:
             return False
         try:
-            if self._describe()["collection_id"] == self._description["collection_id"]:
+            if self._connection.read("describe_collection")["collection_id"] == self._description["collection_id"]:
                 return True
         except StoreUnavailable:
             return True
