@@ -66,8 +66,7 @@ class PlainCodes:
 
     def gather(self, rows: NDArray[np.int64]) -> Codes:
         """Codes (n, size) of `rows`."""
-        codes: Codes = self.codes[rows]
-        return codes
+        return self.codes[rows]
 
     def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None, ties: bool = False) -> list[Candidates]:
         """The at most k nearest rows within `limit` bits of each query, nearest first, ties by ascending row.
@@ -132,8 +131,7 @@ class DistinctCodes:
 
     def gather(self, rows: NDArray[np.int64]) -> Codes:
         """Codes (n, size) of `rows`."""
-        codes: Codes = self.distinct[self._code_of[rows]]
-        return codes
+        return self.distinct[self._code_of[rows]]
 
     def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None, ties: bool = False) -> list[Candidates]:
         """See `PlainCodes.search`."""
