@@ -346,11 +346,7 @@ class Collection:
         return subsets
 
     def duplicates(self, *, radius: int, parallel: bool = True) -> Iterator[Ids]:
-        """Groups of images linked by steps of at most `radius` bits, see `hashseek.indexing.index.duplicates.groups`.
-
-        Raises:
-            BadConfig: radius is below 0, or not below the length of the codes.
-        """
+        """Groups of images linked by steps of at most `radius` bits, see `indexing.index.duplicates.groups`."""
         return groups(self.index.merged(), radius=radius, parallel=parallel)
 
     # ------------------------------------------------------------ the index

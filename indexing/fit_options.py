@@ -14,7 +14,7 @@ from hashseek.retrieval.codes import check_n_bits
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig
 from hashseek.retrieval.files import sha256_of
 from hashseek.retrieval.images import Preprocessing
-from hashseek.retrieval.models.names import check_image_backbone
+from hashseek.retrieval.models.names import check_image_backbone, is_from_outside
 from hashseek.retrieval.models.torchvision_weights import FILES, cached, check_weights_file, fetch_weights
 
 # Of torchvision's networks that encode above 100 images/s on one core (docs/benchmarks.md), the pretrained weights of
@@ -144,7 +144,7 @@ def find_network(options: FitOptions) -> FeatureNetwork:
     check_image_backbone(backbone)
     if own is not None and own.backbone != backbone:
         raise BadCheckpoint(f"{file} is a checkpoint of {own.backbone}, not of {backbone}: leave out the backbone")
-    if weights == "default" and ":" in backbone and not backbone.startswith("timm:"):
+    if weights == "default" and is_from_outside(backbone):
         raise BadCheckpoint(f"there are no pretrained weights for {backbone}: pass a weights file (--weights FILE)")
     changed(_EXAMPLE, options.preprocessing)
     if weights == "default" and backbone in FILES:

@@ -86,14 +86,11 @@ def _content(source: ImageSource) -> str:
 def too_few(n: int, problems: Sequence[str]) -> BadDataset:
     """The error for `n` images, all identical; `problems` are the reasons why others cannot be used."""
     found = {0: "is no usable image", 1: "is only one image"}.get(n, f"are {n:,} images, all identical")
+    unusable = f" ({len(problems):,} cannot be used, the first: {problems[0]})" if problems else ""
     return BadDataset(
-        f"fitting a hash layer needs different images, but there {found}{_first(problems)}: add other images, or "
+        f"fitting a hash layer needs different images, but there {found}{unusable}: add other images, or "
         "use a trained checkpoint (--checkpoint FILE; for a collection that exists, with `hashseek index reencode`)"
     )
-
-
-def _first(problems: Sequence[str]) -> str:
-    return f" ({len(problems):,} cannot be used, the first: {problems[0]})" if problems else ""
 
 
 class Fitting:

@@ -17,7 +17,6 @@ from PIL import Image
 from hashseek.indexing.calibration import radius_for, stored_calibration
 from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.catalog.filters import Filter
-from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import Limits, check_checkpoint
 from hashseek.indexing.index.exact_scan import Distances
 from hashseek.indexing.index.hamming_index import Ids
@@ -172,11 +171,7 @@ class Searcher:
 
     @classmethod
     def open(cls, collection: Store, *, checkpoint: Path | None = None, **options: Unpack[EncoderOptions]) -> Self:
-        """A searcher over `collection`, with its own checkpoint or another file of the same fingerprint.
-
-        Raises:
-            ForeignCodes: the checkpoint did not make the collection's codes.
-        """
+        """A searcher over `collection` with the encoder of `open_encoder`."""
         return cls(open_encoder(collection, checkpoint, **options), collection)
 
     @classmethod
@@ -184,7 +179,7 @@ class Searcher:
         """A searcher that loads no network and can search only with stored images and codes.
 
         Raises:
-            ForeignCodes: see `open`.
+            ForeignCodes: see `open_encoder`.
         """
         return cls(WithHeader(check_checkpoint(collection, checkpoint or collection.checkpoint)), collection)
 
@@ -270,11 +265,20 @@ class Searcher:
         Raises:
             BadImage, BadCheckpoint: see `encode_file`.
         """
-        return _with_stored_code(self.encode_file(data, name=name)[1], self._stored_code(data))
+        return self._with_stored_code(self.encode_file(data, name=name)[1], data)
 
-    def _stored_code(self, data: bytes) -> StoredCode | None:
+    def _with_stored_code(self, query: Query, data: bytes) -> Query:
+        """The query with the stored code and feature of its content, if the collection has it.
+
+        Another engine may have computed them; with the signs of the code, the content still finds itself first.
+        """
         found = self.collection.by_content(hashlib.sha256(data).hexdigest())
-        return None if found is None else found[1]
+        if found is None or query.outputs is None:
+            return query
+        stored = found[1]
+        signs = 2.0 * unpack(stored.code[None], len(query.outputs))[0] - 1
+        feature = query.feature if stored.feature is None else stored.feature
+        return Query(stored.code, np.abs(query.outputs) * signs.astype(np.float32), feature)
 
     def search_code(self, code: NDArray[np.uint8], options: SearchOptions) -> Answer:
         """The hits of a packed code (code_size,) of this collection's checkpoint.
@@ -307,8 +311,8 @@ class Searcher:
             BadDataset, BadCheckpoint: see `search_vectors`.
         """
         queries = _queries(*self.vector_encoder.features_and_outputs(vectors))
-        stored = [self._stored_code(row.tobytes()) for row in as_float32(vectors)]
-        return [_with_stored_code(query, known) for query, known in zip(queries, stored, strict=True)]
+        rows = as_float32(vectors)
+        return [self._with_stored_code(query, row.tobytes()) for query, row in zip(queries, rows, strict=True)]
 
     def similar(self, image_id: int, options: SearchOptions) -> Answer:
         """The hits of a stored image, including itself if it matches the filter.
@@ -476,15 +480,3 @@ def _union(found: Sequence[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...
 def _queries(features: NDArray[np.float32], outputs: NDArray[np.float32]) -> list[Query]:
     """A query for each row of features (B, D) and outputs (B, K)."""
     return [Query(*parts) for parts in zip(pack(outputs), outputs, stored_features(features), strict=True)]
-
-
-def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
-    """The query with the stored code and feature of the same content, if the collection has it.
-
-    Another engine may have computed them; with the signs of the code, the content still finds itself first.
-    """
-    if stored is None or query.outputs is None:
-        return query
-    signs = 2.0 * unpack(stored.code[None], len(query.outputs))[0] - 1
-    feature = query.feature if stored.feature is None else stored.feature
-    return Query(stored.code, np.abs(query.outputs) * signs.astype(np.float32), feature)

@@ -44,8 +44,7 @@ class HashLayer:
 
     def __call__(self, features: Features) -> NDArray[np.float32]:
         """Real outputs (N, K) of features (N, D)."""
-        outputs: NDArray[np.float32] = normalized(features) @ self.weight.T + self.bias
-        return outputs
+        return normalized(features) @ self.weight.T + self.bias
 
 
 def normalized(features: Features) -> Features:
@@ -108,8 +107,7 @@ def principal_directions(centred: Features, n_bits: int, _: np.random.Generator)
             f"{n:,} images do not vary in {n_bits} directions: add more different images, use fewer bits, or choose "
             "the method random (in training, model.head_init = 'random')"
         )
-    directions: Features = vectors[:, : -n_bits - 1 : -1].astype(np.float32)
-    return directions
+    return vectors[:, : -n_bits - 1 : -1].astype(np.float32)
 
 
 def itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Features:
@@ -155,8 +153,7 @@ def _inverse_root(covariance: NDArray[np.floating]) -> NDArray[np.float64]:
 
 def _rotated(centred: Features, directions: Features, rng: np.random.Generator) -> Features:
     projected = centred @ directions
-    rotated: Features = directions @ best_rotation(projected, random_rotation(projected, projected.shape[1], rng))
-    return rotated
+    return directions @ best_rotation(projected, random_rotation(projected, projected.shape[1], rng))
 
 
 def best_rotation(projected: Features, rotation: Features, *, rounds: int = ITQ_ROUNDS) -> Features:

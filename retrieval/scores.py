@@ -42,8 +42,7 @@ def stored_features(features: NDArray[np.floating]) -> StoredFeatures:
     """Features (B, D) divided by their length, as they are stored and compared; zeros stay zeros."""
     values = np.asarray(features, np.float64)
     lengths = np.linalg.norm(values, axis=1, keepdims=True)
-    result: StoredFeatures = (values / np.where(lengths > 0, lengths, 1)).astype(np.float16)
-    return result
+    return (values / np.where(lengths > 0, lengths, 1)).astype(np.float16)
 
 
 def cosines(features: StoredFeatures, query: StoredFeatures) -> Scores:
@@ -69,5 +68,4 @@ def best(scores: Scores, ids: NDArray[np.int64], k: int) -> NDArray[np.int64]:
     places = np.arange(len(scores))
     if len(scores) > 2 * k:
         places = np.flatnonzero(scores >= np.partition(scores, -k)[-k])
-    result: NDArray[np.int64] = places[np.lexsort((ids[places], -scores[places]))[:k]]
-    return result
+    return places[np.lexsort((ids[places], -scores[places]))[:k]]

@@ -120,10 +120,9 @@ def describe(request: Request, error: HashseekError | OSError) -> ProblemDetails
     An OSError means that the service cannot read or write its files, most often because a disk is full.
     """
     if isinstance(error, OSError):
-        log.error(
-            "%s %s failed: %s", request.method, request.url.path, error, exc_info=None if is_full(error) else error
-        )
-        status = HTTPStatus.INSUFFICIENT_STORAGE if is_full(error) else HTTPStatus.INTERNAL_SERVER_ERROR
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # the disk, or the quota
+        log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=None if is_full else error)
+        status = HTTPStatus.INSUFFICIENT_STORAGE if is_full else HTTPStatus.INTERNAL_SERVER_ERROR
         detail = f"the service could not read or write its files: {error.strerror or error}"
         return _details(status, detail, "urn:hashseek:Storage")
     status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
@@ -136,11 +135,6 @@ def describe(request: Request, error: HashseekError | OSError) -> ProblemDetails
     place = request.app.state.collections.settings.collection  # clients need not know where it is
     detail = without_uri(place, str(error)) if is_in_milvus(place) else _without_folder(place, str(error))
     return _details(status, detail, f"urn:hashseek:{type(error).__name__}")
-
-
-def is_full(error: OSError) -> bool:
-    """Whether the disk or the quota is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def install(app: FastAPI) -> None:

@@ -32,6 +32,8 @@ from hashseek.indexing.catalog.records import (
     check_described,
     check_labels,
     is_utf8,
+    listed_ids,
+    listed_texts,
     stored_image,
 )
 from hashseek.indexing.catalog.spaces import CodeSpaces, active_space, codes_of
@@ -182,7 +184,7 @@ class Catalog:
             UnknownImage: an id is not stored.
         """
         with self._db.writing() as (db, generation):
-            wanted = json.dumps([int(i) for i in ids if _fits(i)])
+            wanted = listed_ids(ids)
             of_these = "FROM images WHERE id IN (SELECT value FROM json_each(?))"
             if not missing_ok:
                 known = {row[0] for row in db.execute(f"SELECT id {of_these}", (wanted,))}
@@ -204,9 +206,8 @@ class Catalog:
     def get(self, ids: Sequence[int]) -> list[StoredImage | None]:
         """Records by id, in that order; None for an id that is not stored."""
         query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id IN (SELECT value FROM json_each(?))"
-        wanted = json.dumps([int(i) for i in ids if _fits(i)])
         with self._db.reading() as db:
-            found = {row[0]: stored_image(row) for row in db.execute(query, (wanted,))}
+            found = {row[0]: stored_image(row) for row in db.execute(query, (listed_ids(ids),))}
         return [found.get(int(i)) for i in ids]
 
     def one(self, image_id: int) -> StoredImage:
@@ -255,14 +256,14 @@ class Catalog:
         """The ids of these keys; keys that are not stored are left out."""
         query = "SELECT key, id FROM images WHERE key IN (SELECT value FROM json_each(?))"
         with self._db.reading() as db:
-            return dict(db.execute(query, (_as_json(keys),)).fetchall())
+            return dict(db.execute(query, (listed_texts(keys),)).fetchall())
 
     def records_by_path(self, paths: Sequence[str]) -> dict[str, FileRecord]:
         """The record of each of these paths that has one; if there are several, the last."""
         wanted = "path IN (SELECT value FROM json_each(?)) ORDER BY id"
         query = f"SELECT path, id, key, bytes, mtime_ns, {self._has_code} FROM images WHERE {wanted}"
         with self._db.reading() as db:
-            return {path: FileRecord(*record) for path, *record in db.execute(query, (_as_json(paths),))}
+            return {path: FileRecord(*record) for path, *record in db.execute(query, (listed_texts(paths),))}
 
     def label_counts(self) -> dict[str, int]:
         """Number of images per label, by name."""
@@ -284,7 +285,7 @@ class Catalog:
             UnknownImage: it is not stored, or has no code in this space.
             SpaceRetired: it has none because the space is no longer active.
         """
-        found = self.spaces.codes_of([image_id] if _fits(image_id) else [])
+        found = self.spaces.codes_of([image_id])
         if not found:
             self.one(image_id)  # it is not stored, or its code is still to be computed
             if not self.is_current():  # the codes may have been dropped
@@ -388,13 +389,3 @@ class Catalog:
         if not all(isinstance(code, bytes) and len(code) == size for code in codes):
             raise CatalogDamaged(self.path, f"a code of {self.n_bits} bits does not have {size} bytes")
         return np.array(ids, np.int64), np.frombuffer(b"".join(codes), np.uint8).reshape(-1, size)
-
-
-def _as_json(texts: Sequence[str]) -> str:
-    """Texts to look up; one with a NUL character is not stored, and SQLite would look for the part before it."""
-    return json.dumps([text for text in texts if "\0" not in text])
-
-
-def _fits(image_id: int) -> bool:
-    """Whether an image could have this id: SQLite refuses to compare one beyond 64 bits."""
-    return 0 <= image_id < 2**63

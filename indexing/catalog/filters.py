@@ -17,7 +17,7 @@ import numpy as np
 
 from hashseek.indexing.catalog.attributes import Ids, condition_clause, fetch_ids, ids_with, union
 from hashseek.indexing.catalog.conditions import Condition, parse_condition
-from hashseek.indexing.catalog.records import is_utf8, placeholders
+from hashseek.indexing.catalog.records import is_utf8, listed_ids, listed_texts, placeholders
 from hashseek.retrieval.errors import BadConfig
 
 # If at most this share of all images is left, further conditions are tested on those images one by one.
@@ -182,11 +182,9 @@ def _conditions(db: sqlite3.Connection, among: Filter, few: int) -> list[_Condit
 
     conditions = []
     if among.keys is not None:
-        keys = [key for key in among.keys if "\0" not in key]  # SQLite would look for the part before it
-        conditions.append(on_column("key IN (SELECT value FROM json_each(?))", json.dumps(keys)))
+        conditions.append(on_column("key IN (SELECT value FROM json_each(?))", listed_texts(among.keys)))
     if among.ids is not None:
-        ids = [i for i in among.ids if 0 <= i < 2**63]
-        conditions.append(on_column("id IN (SELECT value FROM json_each(?))", json.dumps(ids)))
+        conditions.append(on_column("id IN (SELECT value FROM json_each(?))", listed_ids(among.ids)))
     groups: list[tuple[str, ...]] = [(label,) for label in dict.fromkeys(among.all_labels)]
     if among.any_labels:
         groups.append(among.any_labels)

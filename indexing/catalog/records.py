@@ -1,7 +1,7 @@
 """Records of a catalog: images, code spaces, changes; and the limits of keys and attributes."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 from unicodedata import category
@@ -169,6 +169,16 @@ def stored_image(row: tuple[Any, ...]) -> StoredImage:
 def placeholders(values: Sequence[Any]) -> str:
     """As many question marks as values, separated by commas."""
     return ",".join("?" * len(values))
+
+
+def listed_ids(ids: Iterable[int]) -> str:
+    """The ids as JSON, for a query; without those that no image can have: SQLite refuses numbers beyond 64 bits."""
+    return json.dumps([int(i) for i in ids if 0 <= i < 2**63])
+
+
+def listed_texts(texts: Iterable[str]) -> str:
+    """The texts as JSON, for a query; without those with a NUL character, at which SQLite would cut them off."""
+    return json.dumps([text for text in texts if "\0" not in text])
 
 
 def is_utf8(text: str) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog.database import CatalogDamaged, Database, now, read_meta, write_meta
-from hashseek.indexing.catalog.records import IMAGE_COLUMNS, Space, StoredCode, StoredImage, stored_image
+from hashseek.indexing.catalog.records import IMAGE_COLUMNS, Space, StoredCode, StoredImage, listed_ids, stored_image
 from hashseek.retrieval.codes import check_codes, check_n_bits
 from hashseek.retrieval.errors import BadCollection, BadConfig
 
@@ -158,7 +158,7 @@ class CodeSpaces:
             "WHERE space_id = ? AND image_id IN (SELECT value FROM json_each(?))"
         )
         with self._db.reading() as db:
-            rows = db.execute(query, (self.own.id, json.dumps([int(i) for i in ids]))).fetchall()
+            rows = db.execute(query, (self.own.id, listed_ids(ids))).fetchall()
         sizes = {len(feature) for _, feature in rows}
         if len(sizes) > 1 or any(size % 2 for size in sizes):
             raise CatalogDamaged(self._db.path, f"stored features have {sorted(sizes)} bytes")
@@ -206,7 +206,7 @@ def codes_of(db: sqlite3.Connection, space_id: int, ids: Sequence[int]) -> dict[
         "WHERE c.space_id = ? AND c.image_id IN (SELECT value FROM json_each(?))"
     )
     found = {}
-    for image_id, code, engine, feature in db.execute(query, (space_id, json.dumps([int(i) for i in ids]))):
+    for image_id, code, engine, feature in db.execute(query, (space_id, listed_ids(ids))):
         kept = None if feature is None else np.frombuffer(feature, np.float16)
         found[int(image_id)] = StoredCode(np.frombuffer(code, np.uint8), str(engine), kept)
     return found

@@ -5,6 +5,7 @@ import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ class Storing:
     keep_features: bool
     folder: Path
     replaced_ids: set[int] = field(default_factory=set, init=False)
-    _engines: dict[str, int | None] = field(default_factory=dict, init=False)
     _indexed: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._indexed = set(indexed_paths(self.db))
+        self._engine_id = cache(partial(engine_id, self.db))
 
     def store(self, image: NewImage, attributes: str) -> tuple[int, Change]:
         """Store one image; `attributes` is the JSON text of its attributes. Returns its id and what changed."""
@@ -154,7 +155,7 @@ class Storing:
         self.replaced_ids.add(image_id)
 
     def _insert_code(self, image_id: int, image: NewImage) -> None:
-        row = (self.space_id, image_id, image.code.tobytes(), self._engine_of(image))
+        row = (self.space_id, image_id, image.code.tobytes(), self._engine_id(image.engine))
         self.db.execute("INSERT INTO codes VALUES (?, ?, ?, ?)", row)
         if self.keep_features:
             insert_feature(self.db, self.space_id, image_id, image.feature)
@@ -176,12 +177,6 @@ class Storing:
         """Store a file's new modification time, so that a file that was only touched is not read again."""
         if image.mtime_ns is not None and image.mtime_ns != mtime_ns:
             self.db.execute("UPDATE images SET mtime_ns = ? WHERE id = ?", (image.mtime_ns, image_id))
-
-    def _engine_of(self, image: NewImage) -> int | None:
-        """The id of the engine that computed the code; None if unknown."""
-        if image.engine not in self._engines:
-            self._engines[image.engine] = engine_id(self.db, image.engine)
-        return self._engines[image.engine]
 
 
 def _content(image: NewImage) -> tuple[object, ...]:

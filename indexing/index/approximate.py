@@ -150,10 +150,8 @@ def measure_recall(structure: Approximate, exact: PlainCodes | DistinctCodes, *,
 
 
 def default_effort(recall: Mapping[int, float]) -> int:
-    """The lowest effort with a good recall, or else the effort with the best recall."""
-    return next(
-        (effort for effort, value in recall.items() if value >= GOOD_RECALL), max(recall, key=recall.__getitem__)
-    )
+    """The effort with the best recall: the only one with a good recall, if there is one, see `measure_recall`."""
+    return max(recall, key=recall.__getitem__)
 
 
 def check_effort(effort: int, largest: int, meaning: str) -> int:

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from hashseek.indexing.index.exact_scan import Candidates, candidates, count_distances, ranked, words
 from hashseek.retrieval.codes import Codes
 
-Mask = NDArray[np.bool_]
-
 # Share of distinct codes below which each is stored once: at 0.3 a search takes 0.4 of the time, at 0.5 0.6, at 0.7 it
 # gains nothing and the lists take more memory than the repeated codes (measured at 48 bits; docs/benchmarks.md).
 COLLAPSE_BELOW = 0.5
@@ -26,7 +24,7 @@ class Subset:
         mask: (N,) the rows that may be found.
     """
 
-    def __init__(self, mask: Mask) -> None:
+    def __init__(self, mask: NDArray[np.bool_]) -> None:
         self.mask = mask
         self.n = int(np.count_nonzero(mask))
         self.counts: NDArray[np.int64] | None = None  # rows of each distinct code
@@ -68,8 +66,7 @@ class PlainCodes:
 
     def gather(self, rows: NDArray[np.int64]) -> Codes:
         """Codes (n, size) of `rows`."""
-        codes: Codes = self.codes[rows]
-        return codes
+        return self.codes[rows]
 
     def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None, ties: bool = False) -> list[Candidates]:
         """The at most k nearest rows within `limit` bits of each query, nearest first, ties by ascending row.
@@ -134,8 +131,7 @@ class DistinctCodes:
 
     def gather(self, rows: NDArray[np.int64]) -> Codes:
         """Codes (n, size) of `rows`."""
-        codes: Codes = self.distinct[self._code_of[rows]]
-        return codes
+        return self.distinct[self._code_of[rows]]
 
     def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None, ties: bool = False) -> list[Candidates]:
         """See `PlainCodes.search`."""

@@ -60,7 +60,7 @@ def flipped_groups(
     allow_private: bool = False,
     progress: Callable[[int, int], object] = lambda *_: None,
 ) -> tuple[list[dict[int, Orientation]], dict[int, str]]:
-    """Groups as in `Collection.duplicates` that also link mirrored and turned copies.
+    """Groups as in `hashseek.indexing.index.duplicates.groups` that also link mirrored and turned copies.
 
     Args:
         collection: may be open read-only.
@@ -72,9 +72,6 @@ def flipped_groups(
     Returns:
         (groups by their first image, each as id -> orientation relative to the first; id -> why an image could not be
         read: it was compared by its stored code only, and some of its links may be missing).
-
-    Raises:
-        BadConfig: radius is below 0, or not below the length of the codes.
     """
     index = collection.index.merged()
     upright = {int(ids[0]): ids for ids in groups(index, radius=radius)}

@@ -7,8 +7,6 @@ from typing import Any
 from hashseek.indexing.catalog.conditions import Condition, parse_number, readings, ways_to_meet
 from hashseek.indexing.catalog.filters import Filter
 
-ATTRIBUTES, NUMBERS = "attributes", "numbers"  # fields; the second has the numbers contained in strings
-
 
 def literal(value: Any) -> str:
     """A string, number, boolean or list in an expression."""
@@ -51,7 +49,7 @@ def _condition(condition: Condition) -> str:
 def _tests(condition: Condition, steps: tuple[str, ...]) -> Iterable[str]:
     within = "".join(f"[{literal(step)}]" for step in steps)
     for kind, tests in ways_to_meet(condition):  # Milvus itself compares only values of the same type
-        attribute = f"{NUMBERS if kind == 'spelt number' else ATTRIBUTES}{within}"
+        attribute = f"{'numbers' if kind == 'spelt number' else 'attributes'}{within}"
         yield " and ".join(f"{attribute} {'==' if name == '=' else name} {literal(value)}" for name, value in tests)
 
 

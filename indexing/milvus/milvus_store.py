@@ -29,7 +29,7 @@ from hashseek.indexing.index.exact_scan import Distances
 from hashseek.indexing.milvus import rows as of_rows
 from hashseek.indexing.milvus.connection import Connection, StoreUnavailable
 from hashseek.indexing.milvus.expressions import both, expression, literal
-from hashseek.indexing.milvus.nearest import MOST, Found, Nearest
+from hashseek.indexing.milvus.nearest import MOST, Nearest, Neighbour
 from hashseek.indexing.milvus.rows import CODE, N_LISTS, RECORD, Row
 from hashseek.indexing.milvus_uri import MilvusUri
 from hashseek.indexing.uris import is_moved
@@ -73,7 +73,7 @@ class MilvusStore:
         try:
             if create and header is not None and not self._connection.read("has_collection"):
                 self._create(header.fingerprint, header.n_bits)
-            self._description = self._describe()
+            self._description = self._connection.read("describe_collection")
             self.fingerprint, self.n_bits = self._read_description()
             if checkpoint is not None:
                 check_checkpoint(self, checkpoint)
@@ -87,10 +87,6 @@ class MilvusStore:
         about = json.dumps({"hashseek": FORMAT, "fingerprint": fingerprint, "n_bits": n_bits})
         schema = of_rows.make_schema(about, n_bytes=code_size(n_bits))
         self._connection.write("create_collection", schema=schema, consistency_level="Strong")
-
-    def _describe(self) -> dict[str, Any]:
-        described: dict[str, Any] = self._connection.read("describe_collection")
-        return described
 
     def _read_description(self) -> tuple[str, int]:
         """(fingerprint, n_bits) from the collection's description."""
@@ -357,7 +353,7 @@ class MilvusStore:
         """The `n` nearest images and all others at the distance of the last, see `Collection.candidates`."""
         return _arrays(self._nearest(query_code[0], n, limits, ties=True), query_code.shape[1])
 
-    def _nearest(self, code: NDArray[np.uint8], k: int, limits: Limits, *, ties: bool = False) -> list[Found]:
+    def _nearest(self, code: NDArray[np.uint8], k: int, limits: Limits, *, ties: bool = False) -> list[Neighbour]:
         max_distance, among, effort = limits.get("max_distance"), limits.get("among"), limits.get("effort")
         if effort is not None and self.finds_all:
             raise BadConfig(f"effort is only for approximate indexes, not for kind {self.kind}: leave it out")
@@ -418,7 +414,7 @@ class MilvusStore:
         if self._connection.is_stale:
             return False
         try:
-            if self._describe()["collection_id"] == self._description["collection_id"]:
+            if self._connection.read("describe_collection")["collection_id"] == self._description["collection_id"]:
                 return True
         except StoreUnavailable:
             return True
@@ -447,7 +443,7 @@ def _redescribed(row: Row, labels: Sequence[str] | None, attributes: Mapping[str
     return row | new, True
 
 
-def _arrays(found: list[Found], n_bytes: int) -> tuple[Distances, Ids, Codes]:
+def _arrays(found: list[Neighbour], n_bytes: int) -> tuple[Distances, Ids, Codes]:
     return (
         np.array([one.distance for one in found], np.int32),
         np.array([one.id for one in found], np.int64),

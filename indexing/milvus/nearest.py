@@ -11,7 +11,7 @@ from hashseek.retrieval.errors import BadConfig
 MOST = 16_384  # results that Milvus returns at once
 
 
-class Found(NamedTuple):
+class Neighbour(NamedTuple):
     """A hit: they are ordered by distance (bits), then by id."""
 
     distance: int
@@ -37,7 +37,7 @@ class Nearest:
     consistency: str
     params: dict[str, Any]
 
-    def search(self, k: int, *, radius: int, ties: bool = False) -> list[Found]:
+    def search(self, k: int, *, radius: int, ties: bool = False) -> list[Neighbour]:
         """The k nearest within a radius (bits) in order; with `ties`, also all others at the distance of the last.
 
         Beyond the most that Milvus returns at once, and for ties, the images are fetched one distance after
@@ -61,12 +61,12 @@ class Nearest:
             return [one for one in found if one.distance <= found[k - 1].distance]
         return found[:k]
 
-    def _from_lists(self, k: int, n: int, *, radius: int) -> list[Found]:
+    def _from_lists(self, k: int, n: int, *, radius: int) -> list[Neighbour]:
         """The `n` nearest in an index with lists, and more until all at the distance of the k-th are among them.
 
         It asks for no radius: Milvus 2.3 then ignores `nprobe`, and stops at the first list without a hit.
         """
-        found, is_complete = list[Found](), False
+        found, is_complete = list[Neighbour](), False
         while k <= MOST and not is_complete:
             found = self._fetch(n, self.among)
             is_complete = len(found) < n or found[-1].distance > min(found[k - 1].distance, radius)
@@ -81,7 +81,7 @@ class Nearest:
             )
         return [one for one in found if one.distance <= radius]
 
-    def _at(self, distance: int, n: int | None, low: int, high: int) -> list[Found]:
+    def _at(self, distance: int, n: int | None, low: int, high: int) -> list[Neighbour]:
         """The images at a distance with ids from `low` to below `high`; at least the `n` lowest ids of them."""
         among = both(self.among, f"{low} <= id < {high}") if (low, high) != (0, N_IDS) else self.among
         found = self._fetch(MOST, among, radius=distance + 1, range_filter=distance)
@@ -93,7 +93,7 @@ class Nearest:
             return lower
         return lower + self._at(distance, None if n is None else n - len(lower), middle, high)
 
-    def _fetch(self, limit: int, among: str, **limits: int) -> list[Found]:
+    def _fetch(self, limit: int, among: str, **limits: int) -> list[Neighbour]:
         """What Milvus returns, in order: distances are below a `radius`, and at least a `range_filter`."""
         [hits] = self.connection.read(
             "search",
@@ -105,4 +105,4 @@ class Nearest:
             consistency_level=self.consistency,
             search_params={"metric_type": "HAMMING", "params": self.params | limits},
         )
-        return sorted(Found(int(hit["distance"]), int(hit["id"]), code_bytes(hit["entity"])) for hit in hits)
+        return sorted(Neighbour(int(hit["distance"]), int(hit["id"]), code_bytes(hit["entity"])) for hit in hits)

@@ -94,8 +94,8 @@ def histograms(
     """
     check_codes(query_codes, n_bits)
     check_codes(database_codes, n_bits)
-    check_labels(query_codes, query_labels, "query")
-    check_labels(database_codes, database_labels, "database")
+    _check_labels(query_codes, query_labels, "query")
+    _check_labels(database_codes, database_labels, "database")
     check_same_labels(query_labels, database_labels)
     where = pick_device(device)
     most = min(int(labels.sum(axis=1, dtype=np.int64).max()) for labels in (query_labels, database_labels))
@@ -147,7 +147,7 @@ def without_self(found: Histograms, query_labels: Labels) -> Histograms:
     return Histograms(total, relevant, gains)
 
 
-def check_labels(codes: Codes, labels: Labels, split: str) -> None:
+def _check_labels(codes: Codes, labels: Labels, split: str) -> None:
     """Raise `BadCodes` unless there is at least one code, and a row of 0/1 labels for each."""
     if not len(codes):
         raise BadCodes(f"the {split} split is empty: there is nothing to evaluate")

@@ -53,14 +53,12 @@ def remarks(
         if n is not None and n > len(database_labels)
     ]
     in_queries, in_database = (np.asarray(labels.any(axis=0)) for labels in (query_labels, database_labels))
-    if (in_queries & ~in_database).any():
-        found.append(
-            f"queries have labels that no database image has: {_listed(label_names, in_queries & ~in_database)}"
-        )
-    if (in_database & ~in_queries).any():
-        found.append(
-            f"no query has these labels, so they are not evaluated: {_listed(label_names, in_database & ~in_queries)}"
-        )
+    for what, alone in (
+        ("queries have labels that no database image has", in_queries & ~in_database),
+        ("no query has these labels, so they are not evaluated", in_database & ~in_queries),
+    ):
+        if alone.any():
+            found.append(f"{what}: {_listed(label_names, alone)}")
     for labels, split in ((query_labels, "queries"), (database_labels, "database images")):
         without = int((~labels.any(axis=1)).sum())
         if without:

@@ -10,10 +10,8 @@ from hashseek.retrieval.errors import BadCodes
 from hashseek.retrieval.metrics.counting import Counts, Floats, Labels, check_same_labels
 from hashseek.retrieval.metrics.ranking_metrics import Normalizer, check_choice
 
-Ids = NDArray[np.int64]
 
-
-def gains_of(ids: Ids, query_labels: Labels, database_labels: Labels) -> NDArray[np.int64]:
+def gains_of(ids: NDArray[np.int64], query_labels: Labels, database_labels: Labels) -> NDArray[np.int64]:
     """How many labels each item of the rankings shares with its query, (Q, n).
 
     Raises:

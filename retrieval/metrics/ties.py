@@ -60,8 +60,7 @@ def discounted_sum(total: Counts, levels: NDArray[np.integer], values: Floats, d
     cut = len(discounts)
 
     def ranks(first: Counts, count: NDArray[np.integer]) -> Floats:
-        result: Floats = table[np.minimum(first + count, cut)] - table[np.minimum(first, cut)]
-        return result
+        return table[np.minimum(first + count, cut)] - table[np.minimum(first, cut)]
 
     found = groups(total, levels, values)
     expected = (found.gain / np.maximum(found.size, 1) * ranks(found.ahead, found.size)).sum(axis=1)
@@ -113,8 +112,7 @@ def weighted_precision(
     most = np.minimum(room, cut.relevant)
 
     def over(h: Counts, value: Floats) -> Floats:
-        result: Floats = value / np.maximum(divisor(cut.relevant_ahead + h, all_relevant), 1)
-        return result
+        return value / np.maximum(divisor(cut.relevant_ahead + h, all_relevant), 1)
 
     expected = _expectation(before[0], cut, room, harmonic, divisor, all_relevant)
 

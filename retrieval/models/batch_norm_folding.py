@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from collections import Counter
 from copy import deepcopy
 from typing import Any
 
@@ -44,10 +45,7 @@ def conv_norm_pairs(network: nn.Module) -> list[Pair]:
     except Exception:  # control flow that depends on the input may raise anything
         return []
     modules = dict(network.named_modules())
-    calls: dict[str, int] = {}
-    for node in graph.nodes:
-        if node.op == "call_module":
-            calls[node.target] = calls.get(node.target, 0) + 1
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
     pairs = []
     for node in graph.nodes:
         if node.op != "call_module" or type(modules[node.target]) is not nn.Conv2d or len(node.users) != 1:
