@@ -430,18 +430,18 @@ def evaluate(
     Raises:
         HashseekError: a bad checkpoint, bad data, or a value outside its limits.
     """
-    from hashseek.training.cli.evaluate import data_options, parse_ns
+    from hashseek.training.cli.evaluate import data_options, name_in_report, parse_ns
     from hashseek.training.data.datasets import build_splits
     from hashseek.training.evaluation import evaluate
     from hashseek.training.evaluation.assembly import EvaluationOptions
 
-    path = Path(checkpoint)
-    name, options = data_options(path, None if data is None else str(data))
+    path, chosen = Path(checkpoint), None if data is None else str(data)
+    name, options = data_options(path, chosen)
     evaluation = evaluate.evaluate(
         path,
         build_splits(name, **options),
         EvaluationOptions(
-            str(options.get("root", name)),
+            name_in_report(chosen, name, options),
             ns=parse_ns([str(n) for n in ns]),
             device=device,
             precision=precision,

@@ -108,7 +108,7 @@ def evaluate(
     from hashseek.training.runs.environment import command_line
 
     how = EvaluationOptions(
-        data_name=data or str(options.get("root", name) if name == "folder" else name),
+        data_name=name_in_report(data, name, options),
         data_set=name,
         ns=ns or DEFAULT_NS,
         normalizer=normalizer,
@@ -184,6 +184,11 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
         return trained_on.name, options
     found = find_data(data)
     return found.name, found.options()
+
+
+def name_in_report(data: str | None, name: str, options: dict[str, Any]) -> str:
+    """What a report calls the data: `--data` as it was given, or else the folder or data set that was trained on."""
+    return data or str(options["root"] if name == "folder" else name)
 
 
 def parse_ns(words: Sequence[str]) -> tuple[int | None, ...]:

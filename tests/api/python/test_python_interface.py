@@ -100,6 +100,7 @@ def test_the_values_of_n_are_numbers_or_all(working_folder, capsys):
 def test_a_report_has_the_reference_of_its_data_set(working_folder, monkeypatch):
     monkeypatch.setitem(SOURCES, "folder", "Us, Our Pictures, Home 2026")
     found = hashseek.evaluate("model.safetensors", data="my-pictures", ns=[5], out="new/report", device="cpu")
+    assert found.title.endswith(" on my-pictures")
     assert found.sources["folder"] == SOURCES["folder"]
     assert "Our Pictures" in (working_folder / "new" / "report" / "report.bib").read_text()
 

@@ -10,7 +10,7 @@ import pytest
 
 from hashseek.retrieval.checkpoint import load_header, save_checkpoint
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.training.cli.evaluate import data_options
+from hashseek.training.cli.evaluate import data_options, name_in_report
 from hashseek.training.data.datasets import build_splits
 from support.in_process import run_command
 from support.models import PREPROCESSING
@@ -87,6 +87,12 @@ def test_a_data_set_is_a_name_a_folder_a_function_or_a_toml_file(toml, shapes, c
     monkeypatch.chdir(tmp_path)
     assert data_options(checkpoint, "shapes") == ("shapes", {}), "a name means the same in every folder"
     assert data_options(checkpoint, "./shapes") == ("folder", {"root": "./shapes"})
+
+
+def test_a_report_names_the_data_as_the_user_did():
+    assert name_in_report(None, "scene", {"root": "vectors"}) == "scene"  # not the folder with other sets as well
+    assert name_in_report(None, "folder", {"root": "photos"}) == "photos"
+    assert name_in_report("my.toml", "folder", {"root": "photos"}) == "my.toml"
 
 
 def test_a_toml_file_of_a_data_set_needs_nothing_else(checkpoint, shapes, tmp_path, capsys):
