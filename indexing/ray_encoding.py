@@ -101,13 +101,17 @@ class Cluster:
             os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"} | os.environ
             cpus = max(n_cores(), math.ceil((self.workers or 0) * self.cpus))
             options = {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
-        try:
-            handler = signal.getsignal(signal.SIGTERM)
-            ray.init(self.address, log_to_driver=False, logging_level="error", **options)
-            with suppress(ValueError):  # this is not the main thread
-                signal.signal(signal.SIGTERM, handler)  # Ray's would abort
-        except Exception as error:  # Ray raises a bare one if a node takes too long to start
-            raise self._not_connected(error) from None
+        handler = signal.getsignal(signal.SIGTERM)
+        # On a busy machine Ray may take longer to start than the 30 s that it allows, or its processes die at once.
+        for is_last in (self.address != "local", True):
+            try:
+                ray.init(self.address, log_to_driver=False, logging_level="error", **options)
+                break
+            except Exception as error:  # Ray raises a bare one
+                if is_last:
+                    raise self._not_connected(error) from None
+        with suppress(ValueError):  # this is not the main thread
+            signal.signal(signal.SIGTERM, handler)  # Ray's would abort
         found = ray.cluster_resources()
         each = {"CPU": self.cpus, "GPU": self.gpus}
         fit = min(int(found.get(kind, 0) / amount) for kind, amount in each.items() if amount)

@@ -214,6 +214,22 @@ def test_the_shard_of_a_machine_that_dies_is_encoded_by_another(checkpoint, own_
 
 @STARTS_RAY
 @NEEDS_RAY
+def test_a_start_of_ray_that_fails_is_repeated():
+    """The first node manager ends at once, so Ray gives up after 30 s."""
+    program = (
+        "import ray, ray._private.services as services; from hashseek.indexing.ray_encoding import Cluster\n"
+        "start, executables = ray.init, iter(['/bin/false', services.RAYLET_EXECUTABLE])\n"
+        "def init(*address, **options):\n"
+        "    services.RAYLET_EXECUTABLE = next(executables)\n"
+        "    start(*address, **options)\n"
+        "ray.init = init; print(Cluster('local', workers=1).connect(), *executables)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+@STARTS_RAY
+@NEEDS_RAY
 @pytest.mark.timeout(600)
 def test_a_cluster_that_refuses_the_token_is_named_and_nothing_is_left(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
