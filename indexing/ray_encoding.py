@@ -102,12 +102,12 @@ class Cluster:
             cpus = max(n_cores(), math.ceil((self.workers or 0) * self.cpus))
             options = {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
         handler = signal.getsignal(signal.SIGTERM)
-        # On a busy machine Ray may take longer to start than the 30 s that it allows, or its processes die at once.
+        # Start Ray here twice if necessary: on a busy machine, it may take longer than the 30 s that it allows itself.
         for is_last in (self.address != "local", True):
             try:
                 ray.init(self.address, log_to_driver=False, logging_level="error", **options)
                 break
-            except Exception as error:  # Ray raises a bare one
+            except Exception as error:  # Ray raises no narrower class
                 if is_last:
                     raise self._not_connected(error) from None
         with suppress(ValueError):  # this is not the main thread

@@ -32,7 +32,7 @@ from support.pictures import labels_of, png, save
 from support.web import QuietHandler, answering, url_of
 
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'hashseek[ray]'")
-# Ray allows a cluster 30 seconds to start, which two that start at the same time can exceed. Tests of Milvus start one.
+# Ray allows a cluster 30 seconds to start. Two at the same time may take longer, and tests of Milvus also start one.
 STARTS_RAY = pytest.mark.xdist_group("milvus")
 ENGINE = "openvino" if find_spec("openvino") else "torch"
 
