@@ -39,16 +39,27 @@ def test_compose_mounts_files_that_exist_and_sets_variables_that_are_read():
         elif not source.startswith("$"):
             assert source in COMPOSE["volumes"], volume
     assert (DEPLOY / COMPOSE["services"]["hashseek"]["build"]["context"]).resolve() == ROOT
-    needed = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text()))
+    needed = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text())) | {"COMPOSE_PROFILES"}
     assert COMPOSE["services"]["caddy"]["environment"].keys() == set(
         re.findall(r"\{\$(\w+)", (DEPLOY / "Caddyfile").read_text())
     )
     assert needed == set(re.findall(r"^(\w+)=", (DEPLOY / ".env.example").read_text(), re.M))
-    known = {parameter.annotation.__metadata__[0].envvar for parameter in options()} | {"HASHSEEK_CACHE"}
+    others = {"HASHSEEK_CACHE", "HASHSEEK_MILVUS_TOKEN"}
+    known = {parameter.annotation.__metadata__[0].envvar for parameter in options()} | others
     assert {*COMPOSE["services"]["hashseek"]["environment"]} <= known
     assert set(re.findall(r"(HASHSEEK_\w+)=/", (ROOT / "Dockerfile").read_text())) <= known
     built_with = set(re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.M))
     assert {*COMPOSE["services"]["hashseek"]["build"]["args"]} <= built_with
+
+
+def test_compose_starts_a_milvus_server_only_for_a_collection_in_it():
+    assert {name for name, service in COMPOSE["services"].items() if "profiles" in service} == {"milvus"}
+    milvus, example = COMPOSE["services"]["milvus"], (DEPLOY / ".env.example").read_text()
+    assert milvus["profiles"] == re.findall(r"COMPOSE_PROFILES=(\w+)", example)
+    [place] = re.findall(r"milvus://\S+", example)
+    assert parse_uri(place).host in COMPOSE["services"]
+    tested = re.findall(r"milvus==(\S+)", (ROOT / "Makefile").read_text())
+    assert milvus["image"].split(":v")[1:] == tested
 
 
 def test_prometheus_and_grafana_find_each_other():
