@@ -3,13 +3,17 @@
 import re
 import shutil
 import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import httpx
+import numpy as np
 import pytest
 
 from hashseek.api.client import Client, ServiceError
+from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import Searcher
@@ -20,11 +24,11 @@ from hashseek.training.data.splits import Splits
 from hashseek.training.evaluation.assembly import EvaluationOptions
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.evaluation.service_check import check_service
-from support.commands import wait_until
 from support.in_process import run_command
 from support.models import untrained_checkpoint
-from support.service import url_in
+from support.service import listening
 
+serve = partial(listening, precision="fp32", read_only=True)
 OPTIONS = EvaluationOptions("shapes", ns=(5, 20, None), device="cpu", precision="fp32")
 SHORT = EvaluationOptions("shapes", ns=(5, 20), device="cpu", precision="fp32")
 
@@ -49,19 +53,20 @@ def index(folder: Path | str, checkpoint: Path, paths) -> Path | str:
     return folder
 
 
+@pytest.fixture(scope="module")
+def served(world) -> Iterator[str]:
+    """The URL of a service of the collection."""
+    with serve(world[2]) as url:
+        yield url
+
+
 @pytest.fixture
-def serve(start):
-    """Start `hashseek serve` on a free port: collection -> its address, once it is ready."""
-
-    def serve_collection(folder: Path, *more: object, before: str = "") -> str:
-        options = ("--port", 0, "--device", "cpu", "--precision", "fp32", "--read-only", *more)
-        process = start("serve", folder, *options, before=before)
-        wait_until(lambda: url_in(process.err) or process.ended)
-        url = url_in(process.err)
-        wait_until(lambda: httpx.get(f"{url}/healthz/ready").is_success)
-        return url
-
-    return serve_collection
+def in_milvus(world, milvus_name) -> Iterator[str]:
+    """The same with the collection in Milvus."""
+    data, checkpoint, _ = world
+    index(milvus_name, checkpoint, splits_of(data).database.paths[::-1])
+    with serve(Path(milvus_name), checkpoint=checkpoint) as url:
+        yield url
 
 
 def splits_of(data: Path) -> Splits:
@@ -69,13 +74,11 @@ def splits_of(data: Path) -> Splits:
 
 
 @pytest.mark.parametrize(
-    "kind", ["folder", pytest.param("milvus", marks=(pytest.mark.milvus, pytest.mark.xdist_group("milvus")))]
+    "service", ["served", pytest.param("in_milvus", marks=(pytest.mark.milvus, pytest.mark.xdist_group("milvus")))]
 )
-def test_service_and_library_give_the_same_ranking_and_metrics(kind, world, serve, capsys, request):
-    data, checkpoint, collection = world
-    if kind == "milvus":
-        collection = index(request.getfixturevalue("milvus_name"), checkpoint, splits_of(data).database.paths[::-1])
-    url = serve(collection, "--checkpoint", checkpoint)
+def test_service_and_library_give_the_same_ranking_and_metrics(service, world, capsys, request):
+    data, checkpoint, _ = world
+    url = request.getfixturevalue(service)
     found = check_service(url + "/", checkpoint, splits_of(data), OPTIONS)
     assert (found.differences, found.equal, found.ranks, found.version) == ([], 8, 40, version("hashseek"))
     library = evaluate(checkpoint, splits_of(data), OPTIONS, n_points=0).report
@@ -93,66 +96,60 @@ def test_service_and_library_give_the_same_ranking_and_metrics(kind, world, serv
         assert run_command(capsys, *arguments, *of_reports)[:2] == (2, "")
 
 
-def test_a_service_with_keys_gets_one(world, serve, hashseek, tmp_path, monkeypatch):
-    _, _, collection = world
-    secret = hashseek("keys", "create", "me", "--keys", tmp_path / "keys.toml")[1].strip()
-    url = serve(collection, "--keys", tmp_path / "keys.toml")
-    with Client(url) as client, pytest.raises(ServiceError):
-        client.stats()
-    monkeypatch.setenv("HASHSEEK_API_KEY", secret)
-    with Client(url) as client:
-        assert client.stats().n_images == 40
+def test_a_service_with_keys_gets_one(world, capsys, tmp_path, monkeypatch):
+    keys = tmp_path / "keys.toml"
+    secret = run_command(capsys, "keys", "create", "me", "--keys", keys)[1].strip()
+    with serve(world[2], keys=keys) as url:
+        with Client(url) as client, pytest.raises(ServiceError):
+            client.stats()
+        monkeypatch.setenv("HASHSEEK_API_KEY", secret)
+        with Client(url) as client:
+            assert client.stats().n_images == 40
 
 
-def test_ids_in_the_order_of_the_split_give_the_figures_that_an_evaluation_calls_as_served(world, serve, tmp_path):
+def test_ids_in_the_order_of_the_split_give_the_figures_that_an_evaluation_calls_as_served(world, tmp_path):
     data, checkpoint, _ = world
     splits = splits_of(data)
-    url = serve(index(tmp_path / "in order", checkpoint, splits.database.paths))
-    found = check_service(url, checkpoint, splits, SHORT)
+    with serve(index(tmp_path / "in order", checkpoint, splits.database.paths)) as url:
+        found = check_service(url, checkpoint, splits, SHORT)
     library = evaluate(checkpoint, splits, SHORT, n_points=0).report
     assert found.mean_ap == {score.n: (score.as_served, score.as_served) for score in library.scores}
 
 
-def test_more_ranks_than_a_service_returns_are_refused(world, serve):
+def test_more_ranks_than_a_service_returns_are_refused(world):
     data, checkpoint, collection = world
-    url = serve(collection, before="import os\nos.environ['HASHSEEK_MAX_K'] = '20'")
-    assert check_service(url, checkpoint, splits_of(data), SHORT).ranks == 20
-    with pytest.raises(ServiceError):
-        check_service(url, checkpoint, splits_of(data), OPTIONS)
+    with serve(collection, max_k=20) as url:
+        assert check_service(url, checkpoint, splits_of(data), SHORT).ranks == 20
+        with pytest.raises(ServiceError):
+            check_service(url, checkpoint, splits_of(data), OPTIONS)
 
 
-# The answer lacks an image that the list has, as if it had been removed in between.
-FORGETS_ONE = """
-from hashseek.indexing.collection import Collection
-search = Collection.search
-Collection.search = lambda self, codes, **options: [(d[1:], ids[1:]) for d, ids in search(self, codes, **options)]
-"""
+def test_a_service_whose_collection_changes_meanwhile_is_refused(world, served, monkeypatch):
+    """The answer lacks an image that the list has, as if it had been removed in between."""
+    data, checkpoint, _ = world
+    search = Collection.search
 
-# Ties by descending id, which no search of ours gives.
-OTHER_TIES = """
-from hashseek.indexing.collection import Collection
-import numpy as np
-search = Collection.search
-def backwards(self, codes, *, k, **options):
-    made = []
-    for distances, ids in search(self, codes, k=len(self), **options):
-        order = np.lexsort((-ids, distances))[:k]
-        made.append((distances[order], ids[order]))
-    return made
-Collection.search = backwards
-"""
+    def without_the_first(*given, **options):
+        return [(distances[1:], ids[1:]) for distances, ids in search(*given, **options)]
 
-
-def test_a_service_whose_collection_changes_meanwhile_is_refused(world, serve):
-    data, checkpoint, collection = world
-    url = serve(collection, before=FORGETS_ONE)
+    monkeypatch.setattr(Collection, "search", without_the_first)
     with pytest.raises(BadDataset, match="39 of 40"):
-        check_service(url, checkpoint, splits_of(data), OPTIONS)
+        check_service(served, checkpoint, splits_of(data), OPTIONS)
 
 
-def test_a_service_that_ranks_otherwise_is_found_out(world, serve, capsys):
-    _, checkpoint, collection = world
-    arguments = ("evaluate", checkpoint, "--url", serve(collection, before=OTHER_TIES), "-n", "all", "-n", "5")
+def test_a_service_that_ranks_otherwise_is_found_out(world, served, capsys, monkeypatch):
+    """Ties by descending id, which no search of ours gives."""
+    search = Collection.search
+
+    def backwards(self, codes, *, k, **options):
+        made = []
+        for distances, ids in search(self, codes, k=len(self), **options):
+            order = np.lexsort((-ids, distances))[:k]
+            made.append((distances[order], ids[order]))
+        return made
+
+    monkeypatch.setattr(Collection, "search", backwards)
+    arguments = ("evaluate", world[1], "--url", served, "-n", "all", "-n", "5")
     code, printed, _ = run_command(capsys, *arguments, "--device", "cpu", "--precision", "fp32")
     assert code == 1
     listed = re.findall(
@@ -165,44 +162,39 @@ def test_a_service_that_ranks_otherwise_is_found_out(world, serve, capsys):
         assert one != other
 
 
-def test_another_fingerprint_is_refused(world, serve, indexed):
-    data, checkpoint, _ = world
+def test_another_fingerprint_is_refused(world, served, checkpoint):
     with pytest.raises(ForeignCodes):
-        check_service(serve(indexed), checkpoint, splits_of(data), OPTIONS)
+        check_service(served, checkpoint, splits_of(world[0]), OPTIONS)
 
 
-def test_a_collection_of_other_images_is_refused(world, serve, tmp_path):
+def test_a_collection_of_other_images_is_refused(world, served):
     data, checkpoint, _ = world
     splits = splits_of(data)
-    folder = index(tmp_path / "collection", checkpoint, [*splits.database.paths[4:], splits.query.paths[0]])
+    stored, other = splits.database.paths, splits.query.paths[0]
+    database = replace(splits.database.take(range(36)), paths=(other, *stored[1:36]))
     with pytest.raises(BadDataset) as raised:
-        check_service(serve(folder), checkpoint, splits, OPTIONS)
-    for text in ("4 images missing", splits.database.paths[0].name, "1 not in", splits.query.paths[0].name):
+        check_service(served, checkpoint, replace(splits, database=database), OPTIONS)
+    for text in ("1 images missing", other.name, "5 not in", stored[-1].name):
         assert text in str(raised.value)
 
 
-def test_copies_count_once_on_both_sides(world, serve, tmp_path):
+def test_copies_count_once(world, served, tmp_path):
     data, checkpoint, _ = world
-    own = shutil.copytree(data, tmp_path / "data")
-    paths = splits_of(own).database.paths
-    for copy in paths[10:13]:
-        copy.write_bytes(paths[0].read_bytes())
-    url = serve(index(tmp_path / "collection", checkpoint, paths))
-    found = check_service(url, checkpoint, splits_of(own), OPTIONS)
-    assert (found.ranks, found.differences) == (37, [])
+    splits = splits_of(data)
+    copies = [Path(shutil.copy(splits.database.paths[0], tmp_path / f"{number}.jpg")) for number in range(3)]
+    database = replace(splits.database.take([*range(40), 0, 0, 0]), paths=(*splits.database.paths, *copies))
+    found = check_service(served, checkpoint, replace(splits, database=database), OPTIONS)
+    assert (found.ranks, found.differences) == (40, [])
     assert any("3 database images are copies" in note for note in found.notes)
 
 
-def test_a_url_without_a_service_is_refused(world, serve):
-    data, checkpoint, collection = world
+def test_a_url_without_a_service_is_refused(world, served):
+    data, checkpoint, _ = world
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     for url in (f"http://127.0.0.1:{port}", "http://[", "file:///etc"):
         with pytest.raises(ServiceError):
             check_service(url, checkpoint, splits_of(data), OPTIONS)
-    url = serve(collection)
-    with pytest.raises(ServiceError):
-        check_service(f"{url}/docs", checkpoint, splits_of(data), OPTIONS)
-    for page in ("/?", "/healthz/live?"):  # HTML, and other JSON
+    for page in ("/docs", "/?", "/healthz/live?"):  # no page, HTML, and other JSON
         with pytest.raises(ServiceError):
-            check_service(f"{url}{page}", checkpoint, splits_of(data), OPTIONS)
+            check_service(f"{served}{page}", checkpoint, splits_of(data), OPTIONS)
