@@ -125,22 +125,6 @@ def test_missing_files_are_counted_and_the_first_are_named(worked):
     assert facts["problems"] == ["skipped: list: odd"]
 
 
-def test_files_of_one_size_are_duplicates_only_if_every_byte_is_the_same(tmp_path):
-    content = {name: bytearray(9001) for name in "abcdef"}
-    content["b"][0] = content["c"][4500] = content["d"][9000] = 1
-    content["e"] = content["a"]
-    content["f"] = bytearray(9000)
-    content["g"] = content["h"] = bytearray()
-    for name, data in content.items():
-        (tmp_path / f"{name}.jpg").write_bytes(data)
-    split = dict(zip("abcdefgh", ("query", "train", "database", "train", "train", *["database"] * 3), strict=True))
-    rows = [f"{name}.jpg,{'x' if name in 'ab' else 'y'},{split[name]}" for name in content]
-    (tmp_path / "labels.csv").write_text("\n".join(["file,labels,split", *rows]))
-    found = inspect_splits(build_splits("folder", root=str(tmp_path)))["duplicates"]
-    assert found["examples"] == [[str(tmp_path / "a.jpg"), str(tmp_path / "e.jpg")]]
-    assert (found["groups"], found["files"], found["across"]) == (1, 2, 1)
-
-
 @pytest.mark.usefixtures("own_cache")
 def test_members_of_shards_are_compared_like_files(tmp_path):
     for split, numbers in (("train", (1, 2)), ("query", (3, 4)), ("database", (5, 3))):

@@ -7,7 +7,9 @@ import pytest
 from hashseek.training.data import file_digests
 from hashseek.training.data.file_digests import equal_files
 
-CONTENTS = {"a": b"one", "b": b"one", "c": b"two", "d": b"three", "e": b"three", "f": b"four", "empty": b""}
+SAME = bytes(9000)
+CONTENTS = {"a": SAME + b"1", "b": SAME + b"1", "c": SAME + b"2", "d": b"three", "e": b"three", "f": b"four"}
+CONTENTS |= {"empty": b"", "empty too": b""}
 
 
 @pytest.fixture
