@@ -15,8 +15,6 @@ from hashseek.training.data.datasets import build_splits
 from support.in_process import run_command
 from support.models import PREPROCESSING
 
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from hashseek.api.cli import main; main()"
-
 
 @pytest.fixture
 def toml(tmp_path: Path, shapes: Path) -> Path:
@@ -48,34 +46,48 @@ def test_train_then_evaluate(toml, tmp_path, shapes, capsys):
 
 
 @pytest.mark.parametrize(
-    ("changes", "named", "needs_torch"),
+    ("changes", "named"),
     [
-        (["model.nbits=3"], "'model.nbits'", False),
-        (["data.root=/nowhere"], "/nowhere", False),
-        (["data.rot=/nowhere"], "'rot'", False),
-        (["data.labels=['circle','unicorn']"], "'unicorn'", False),
-        (["loss.name=hyp3"], "'hyp3'", True),
-        (["loss.betta=1"], "'betta'", True),
-        (["model.backbone=resnet19"], "'resnet19'", True),
-        (["model.weights=none.pth"], "none.pth", True),
-        (["train.device=quantum"], "'quantum'", True),
-        (["model.size=8"], "got 8", True),
+        (["loss.name=hyp3"], "'hyp3'"),
+        (["loss.betta=1"], "'betta'"),
+        (["model.backbone=resnet19"], "'resnet19'"),
+        (["model.weights=none.pth"], "none.pth"),
+        (["train.device=quantum"], "'quantum'"),
+        (["model.size=8"], "got 8"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2_before_torch_is_loaded_where_possible(
-    toml, tmp_path, capsys, changes, named, needs_torch
-):
-    arguments = ["train", str(toml), *changes, "--out", str(tmp_path / "run")]
-    if needs_torch:
-        code, _, error = run_command(capsys, *arguments)
-    else:
-        words = [sys.executable, "-c", WITHOUT_TORCH, *arguments]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        code, error = done.returncode, done.stderr
+def test_a_mistake_is_one_line_and_exit_code_2(toml, tmp_path, capsys, changes, named):
+    code, _, error = run_command(capsys, "train", toml, *changes, "--out", tmp_path / "run")
     assert code == 2, error
     assert error.startswith("hashseek: ")
     assert named in error
     assert len(error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_in_settings_and_data_are_found_before_torch_is_loaded(toml, checkpoint, tmp_path):
+    run, missing = ["--out", str(tmp_path / "run")], [str(tmp_path / name) for name in ("missing.toml", "missing")]
+    named = {
+        "'model.nbits'": ["train", str(toml), "model.nbits=3", *run],
+        "/nowhere": ["train", str(toml), "data.root=/nowhere", *run],
+        "'rot'": ["train", str(toml), "data.rot=/nowhere", *run],
+        "'unicorn'": ["train", str(toml), "data.labels=['circle','unicorn']", *run],
+        **{place: ["evaluate", str(checkpoint), "--data", place] for place in missing},
+    }
+    program = f"""
+import sys; sys.modules["torch"] = None
+from hashseek.api.cli import main
+for arguments in {[*named.values()]}:
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        print(ended.code)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2"] * len(named)
+    for word, line in zip(named, done.stderr.splitlines(), strict=True):
+        assert line.startswith("hashseek: ")
+        assert word in line
     assert not (tmp_path / "run").exists()
 
 
@@ -119,15 +131,6 @@ def test_a_checkpoint_names_no_function_to_run(tmp_path, capsys, monkeypatch, co
     monkeypatch.setenv("HASHSEEK_PLUGINS", "os")
     assert run_command(capsys, command, made)[0] == 2  # mkdir returns no splits
     assert ran.exists()
-
-
-@pytest.mark.parametrize("data", ["missing.toml", "missing"])
-def test_evaluate_refuses_missing_data_before_torch_is_loaded(checkpoint, tmp_path, data):
-    words = [sys.executable, "-c", WITHOUT_TORCH, "evaluate", str(checkpoint), "--data", str(tmp_path / data)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("hashseek: ")
-    assert str(tmp_path / data) in done.stderr
 
 
 def test_an_evaluation_that_fails_leaves_no_folder(checkpoint, tmp_path, capsys):

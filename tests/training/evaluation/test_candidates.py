@@ -1,6 +1,5 @@
 """Several checkpoints in one evaluation: each has the scores it has alone, and what cannot be compared is refused."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,21 +115,6 @@ def test_seeds_of_one_length_are_one_method_whatever_comes_between_them():
     ]
     first, *others = method_names(headers)
     assert others == [first, f"{first} (2)", first]
-
-
-def test_the_best_epoch_may_be_among_the_kept_epochs(checkpoints, tmp_path):
-    epoch = shutil.copy(checkpoints["first"], tmp_path / "epoch-5.safetensors")
-    others = [epoch, checkpoints["longer"]]
-    options = replace(OPTIONS, protocol="hyp2")
-    report = evaluate(checkpoints["first"], VECTOR_SPLITS, options, others=others, n_points=0).report
-    assert report.models[0].scores == report.models[1].scores != report.models[2].scores
-    first, best = (
-        [score.mean_average_precision for score in report.rankings if score.rank == rank]
-        for rank in ("hyp2", "hyp2-best")
-    )
-    assert best == first  # the longer code is of another run
-    report = evaluate(checkpoints["first"], VECTOR_SPLITS, options, others=others[1:], n_points=0).report
-    assert all(score.rank != "hyp2-best" for score in report.rankings)
 
 
 def test_what_cannot_be_compared_is_refused(checkpoints, checkpoint, tmp_path):

@@ -122,8 +122,9 @@ def test_the_best_of_several_checkpoints_is_chosen_at_each_n(tmp_path):
     assert figures(together, "hyp2-best") == {n: max(found[n] for found in alone) for n in (5, 20)}
     assert len({found[20] for found in alone}) == 3
     best = max(range(3), key=lambda seed: alone[seed][20])
-    other_run = save_vector_model(tmp_path / "other", 3, seed=best, training={"loss": {"name": "dsh"}})
-    left = [seed for seed in range(3) if seed != best]
-    others = [checkpoints[left[1]], other_run]
-    apart = evaluate(checkpoints[left[0]], VECTOR_SPLITS, options, others=others, n_points=0).report
-    assert figures(apart, "hyp2-best")[20] == max(alone[seed][20] for seed in left)
+    left, *rest = (checkpoints[seed] for seed in range(3) if seed != best)
+    other_runs = [save_vector_model(tmp_path / "other", 3, seed=best, training={"loss": {"name": "dsh"}})]
+    other_runs.append(save_vector_model(tmp_path / "longer", 12, seed=best))
+    apart = evaluate(left, VECTOR_SPLITS, options, others=[*rest, *other_runs], n_points=0).report
+    assert figures(apart, "hyp2-best")[20] == max(found[20] for found in alone if found != alone[best])
+    assert figures(evaluate(left, VECTOR_SPLITS, options, others=other_runs, n_points=0).report, "hyp2-best") == {}
