@@ -12,6 +12,7 @@ import pytest
 
 from support.paths import ROOT
 
+pytestmark = pytest.mark.xdist_group("packaging")  # one process builds for all tests
 FOLDERS = ("api", "indexing", "retrieval", "training")
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

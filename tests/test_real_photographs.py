@@ -44,8 +44,6 @@ def test_mirflickr_has_the_splits_of_its_readme():
     splits = build_splits(config.data.name, **config.data.options())
     assert [len(part) for part in (splits.query, splits.train, splits.database)] == [793, 3205, 15667]
     assert len(splits.label_names) == 38
-    topics = build_splits(config.data.name, **config.data.options(), drop_labels=["*_r1"])
-    assert len(topics.label_names) == 24
     columns = {"split_column": "deephash_split", "ignore_columns": ["split"]}
     deephash = build_splits("folder", root=str(DATA / "mirflickr25k_128"), **columns)
     assert [len(part) for part in (deephash.query, deephash.train, deephash.database)] == [782, 3134, 15749]

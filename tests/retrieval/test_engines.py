@@ -198,6 +198,7 @@ def plain(tmp_path_factory) -> dict[str, Path]:
     return {file.name: file for file in folder.iterdir()}
 
 
+@pytest.mark.xdist_group("converted networks")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("backbone", ["squeezenet1_1", "timm:test_vit"])
 def test_openvino_computes_every_output_to_the_last_bit_as_in_any_other_batch(backbone, precision, plain):
@@ -223,6 +224,7 @@ def test_openvino_computes_every_output_to_the_last_bit_as_in_any_other_batch(ba
         np.testing.assert_array_equal(outputs, found[0])
 
 
+@pytest.mark.xdist_group("converted networks")  # the two that both tests need are converted once
 @pytest.mark.parametrize("backbone", ["squeezenet1_1", "timm:mobilenetv3_small_050", "timm:test_vit"])
 def test_engines_and_batches_change_float32_outputs_by_rounding_alone(backbone, plain):
     if backbone.startswith("timm:"):

@@ -25,6 +25,8 @@ from hashseek.training.loop.validation import validation_part
 from support.in_process import run_command
 from support.models import run_config
 
+pytestmark = pytest.mark.xdist_group("linear probe")  # one process trains for all tests
+
 
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:

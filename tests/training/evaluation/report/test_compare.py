@@ -20,6 +20,8 @@ from hashseek.training.report_format import LATEX
 from support.in_process import run_command
 from support.vector_models import VECTOR_SPLITS, save_vector_model
 
+pytestmark = pytest.mark.xdist_group("compare")  # one process draws the plots of a report for all tests
+
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> dict[int, Path]:

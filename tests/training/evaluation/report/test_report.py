@@ -25,10 +25,12 @@ from hashseek.training.evaluation.report.markdown import as_markdown, summary
 from hashseek.training.evaluation.report.measurements import Measurements, Ranking, label_scores, measure_histograms
 from hashseek.training.evaluation.report.projection import group_by_label, project
 from hashseek.training.evaluation.report.schema import EvaluationReport, load_report
+from hashseek.training.evaluation.report.sections import sections
 from hashseek.training.losses import LOSSES, loss_class
 from support import hamming_oracle as hamming
 from support.paths import ROOT
 
+pytestmark = pytest.mark.xdist_group("report")  # one process draws for all tests
 N_BITS, NS = 10, (5, 20)
 NAMES = ("sky", "<b>bold & $math$</b>", "a|b", "sea", "never")
 
@@ -155,7 +157,8 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(folder):
 def test_the_page_shows_text_as_text_and_every_picture(folder, report):
     page = Page((folder / "report.html").read_text())
     words = " ".join(page.words)
-    for text in ("a <title> & more", "a note with <markup>", "<b>bold & $math$</b>", "hashseek evaluate '<x>'"):
+    awkward = ["a <title> & more", "a note with <markup>", "<b>bold & $math$</b>", "hashseek evaluate '<x>'"]
+    for text in (*awkward, sections(report)[0].text):
         assert text in words
     assert f"{report.main.mean_average_precision.expected:.4f}" in words
     shown = (*report.examples, *report.worst)
