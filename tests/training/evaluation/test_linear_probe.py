@@ -23,7 +23,7 @@ from hashseek.training.evaluation.logistic_regression import fit_probe
 from hashseek.training.loop.fit import fit
 from hashseek.training.loop.validation import validation_part
 from support.in_process import run_command
-from support.models import run_config
+from support.models import untrained_checkpoint
 
 pytestmark = pytest.mark.xdist_group("linear probe")  # one process trains for all tests
 
@@ -74,11 +74,11 @@ def test_contrastive_training_makes_labels_linear(scene, contrastive):
 def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_path, own_cache, capsys):
     pictures = tmp_path / "pictures"
     render_shapes(pictures, n_query=20, n_train=60, n_database=6, size=32, seed=1)
-    run = fit(run_config(pictures, model__size=32, train={"epochs": 1, "batch_size": 30}), out=tmp_path / "run").run
-    code, printed, _ = run_command(capsys, "probe", run.best, "--precision", "fp32", "--out", tmp_path / "probe.json")
+    made = untrained_checkpoint(tmp_path / "made.safetensors", n_bits=8, root=pictures)
+    code, printed, _ = run_command(capsys, "probe", made, "--precision", "fp32", "--out", tmp_path / "probe.json")
     assert code == 0
     written = json.loads((tmp_path / "probe.json").read_text())
-    expected = probe_checkpoint(load_checkpoint(run.best), build_splits("folder", root=str(pictures)), precision="fp32")
+    expected = probe_checkpoint(load_checkpoint(made), build_splits("folder", root=str(pictures)), precision="fp32")
     assert written == pytest.approx(expected, abs=0.05)  # threads add in another order
     assert f"mAP           {written['mAP']:.4f}" in printed
 
