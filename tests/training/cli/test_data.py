@@ -146,7 +146,7 @@ def test_inspect_prints_the_facts_as_text_or_json(run, shapes):
     assert out.startswith("images: train 40, query 8, database 20\nsplits: ")
     for part in ("circle", "missing files: 0", "duplicate files: 0"):
         assert part in out
-    code, out, _ = run("inspect", "folder", f"root={shapes}", "drop_labels=['st*']", "--json", "--no-files")
+    code, out, _ = run("inspect", "folder", f"root={shapes}", "data.drop_labels=['st*']", "--json", "--no-files")
     assert code == 0
     facts = json.loads(out)
     assert facts["name"] == "folder"
@@ -272,12 +272,9 @@ def test_a_refused_run_can_be_repeated_with_on_error_skip(run, tmp_path):
 
 
 @needs_data
-def test_what_is_known_of_the_real_photographs(run):
-    code, out, _ = run(
-        "inspect", "folder", f"root={DATA}/mirflickr25k_128", "data.ignore_columns=deephash_split", "--json"
-    )
-    assert code == 0
-    facts = json.loads(out)
+def test_what_is_known_of_the_real_photographs():
+    root = f"{DATA}/mirflickr25k_128"
+    facts = inspect_splits(build_splits("folder", root=root, ignore_columns=["deephash_split"]))
     counts = {label["name"]: label["distinct"] for label in facts["labels"]}
     # From the SOURCE.md beside the data: labels as published, and the one picture that is there twice.
     assert (counts["people"], counts["baby_r1"], counts["water"]) == (8490, 95, 2572)
