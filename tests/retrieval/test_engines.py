@@ -29,6 +29,7 @@ from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from support.models import PREPROCESSING
 from support.pictures import N_PICTURES, draw
 
+pytestmark = pytest.mark.xdist_group("engines")  # networks that several tests use are converted once
 NAMES = ("torch", "openvino")
 CPU = torch.device("cpu")
 OUTSIDE = "tests:network"  # the name of a backbone whose converted form is not cached
@@ -198,7 +199,6 @@ def plain(tmp_path_factory) -> dict[str, Path]:
     return {file.name: file for file in folder.iterdir()}
 
 
-@pytest.mark.xdist_group("converted networks")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("backbone", ["squeezenet1_1", "timm:test_vit"])
 def test_openvino_computes_every_output_to_the_last_bit_as_in_any_other_batch(backbone, precision, plain):
@@ -224,7 +224,6 @@ def test_openvino_computes_every_output_to_the_last_bit_as_in_any_other_batch(ba
         np.testing.assert_array_equal(outputs, found[0])
 
 
-@pytest.mark.xdist_group("converted networks")  # the two that both tests need are converted once
 @pytest.mark.parametrize("backbone", ["squeezenet1_1", "timm:mobilenetv3_small_050", "timm:test_vit"])
 def test_engines_and_batches_change_float32_outputs_by_rounding_alone(backbone, plain):
     if backbone.startswith("timm:"):
@@ -287,14 +286,7 @@ def test_a_network_that_openvino_converts_wrongly_runs_on_torch(monkeypatch):
 
 
 class TestCacheOfConvertedNetworks:
-    def test_a_network_is_converted_once_and_computes_the_same(self, own_cache, monkeypatch):
-        network, pixels = LazyBackbone.of(Small(), "small"), pictures(3, PREPROCESSING)
-        first = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
-        monkeypatch.setattr(torch.export, "export", None)
-        again = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
-        np.testing.assert_array_equal(again, first)
-
-    def test_a_converted_network_is_not_built_again(self, own_cache, plain):
+    def test_a_converted_network_is_not_built_again(self, plain):
         """Building it imports torch and torchvision, which takes longer than everything else that a search does."""
         Encoder(load_checkpoint(plain["squeezenet1_1"]), device="cpu", engine="openvino")
         program = f"""
@@ -337,7 +329,7 @@ print(sorted({{"torch", "torchvision"}} & {{*sys.modules}}))
             build_engine("openvino", network, PREPROCESSING, device="cpu")
         assert file.is_file()
 
-    def test_a_damaged_file_is_written_again(self, own_cache, caplog, monkeypatch):
+    def test_a_network_is_converted_once_and_again_if_its_file_is_damaged(self, own_cache, caplog, monkeypatch):
         network, pixels = LazyBackbone.of(Small(), "small"), pictures(3, PREPROCESSING)
         expected = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
         [file] = own_cache.glob("openvino/*")
@@ -350,7 +342,8 @@ print(sorted({{"torch", "torchvision"}} & {{*sys.modules}}))
             np.testing.assert_array_equal(again, expected)
             assert logged(caplog) == ["WARNING"]
         monkeypatch.setattr(torch.export, "export", None)
-        build_engine("openvino", network, PREPROCESSING, device="cpu")
+        again = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
+        np.testing.assert_array_equal(again, expected)
 
     def test_without_a_place_to_write_there_is_no_cache_and_one_log_line(self, small_disk, monkeypatch, caplog):
         (small_disk / "file").touch()
