@@ -17,6 +17,7 @@ from hashseek.training.loop.fit import fit
 from hashseek.training.runs import tracking
 from hashseek.training.runs.environment import git_state
 from hashseek.training.runs.run_folder import Run, read_records
+from hashseek.training.runs.run_report import curves_of
 from hashseek.training.runs.tracking import scalars
 from support.models import run_config
 
@@ -140,7 +141,11 @@ def test_the_folder_and_the_report_describe_the_run(pictures, tmp_path):
         assert f"| {row} |" in text
     assert "train.val_n" not in text  # at its default
     assert splits["splits_sha256"] in text
-    assert ElementTree.parse(run.curves).getroot().tag.endswith("svg")
+    curves = run.curves.read_text()
+    assert "Validation mAP@1000" in curves
     html = (run.folder / "report.html").read_text()
-    assert "<svg" in html
+    assert curves in html
     assert "src=" not in html
+    without_validation = [{key: value for key, value in log[0].items() if not key.startswith("val_")}]
+    for drawn in (curves, curves_of(log[:1]), curves_of(without_validation)):
+        assert ElementTree.fromstring(drawn).tag.endswith("svg")
