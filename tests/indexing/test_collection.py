@@ -403,7 +403,7 @@ def test_a_kept_file_is_deleted_with_the_last_image_of_its_content(tmp_path):
 
 
 def test_many_images_are_removed_without_all_their_records_in_memory(tmp_path):
-    n = 20_000
+    n = 8000
     with closing(code_collection(tmp_path, n_bits=8)) as collection:
         collection.add(new_images(np.zeros((n, 1), np.uint8)))
         ids = list(range(1, n + 1))

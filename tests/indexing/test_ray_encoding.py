@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -28,6 +27,7 @@ from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.label_files import Problem
 from support.commands import wait_until
+from support.dataset_files import write_tar
 from support.pictures import labels_of, png, save
 from support.web import QuietHandler, answering, url_of
 
@@ -131,8 +131,7 @@ def test_workers_that_die_and_runs_that_stop_lose_nothing_and_codes_are_those_of
     files = [save(pictures / f"{number:02}.png", number) for number in range(60)]
     shutil.copy(files[0], pictures / "copy of 00.png")  # one content, two files
     (pictures / "broken.png").write_bytes(b"no picture")
-    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
-        tar.add(save(tmp_path / "70.png", 70), "70.png")
+    write_tar(tmp_path / "shard.tar", {"70.png": png(70)})
     rows = [{"file": str(file), "key": file.stem, "labels": labels_of(file), "n": 1} for file in files[:9]]
 
     def on_request(number: int) -> None:
@@ -215,14 +214,14 @@ def test_the_shard_of_a_machine_that_dies_is_encoded_by_another(checkpoint, own_
 @STARTS_RAY
 @NEEDS_RAY
 def test_a_start_of_ray_that_fails_is_repeated():
-    """The first node manager ends at once, so Ray gives up after 30 s."""
+    """The first node manager ends at once. Ray would ask for it for 30 s, but here the first question fails."""
     program = (
         "import ray, ray._private.services as services; from hashseek.indexing.ray_encoding import Cluster\n"
-        "start, executables = ray.init, iter(['/bin/false', services.RAYLET_EXECUTABLE])\n"
+        "start, starts = ray.init, iter([('/bin/false', None), (services.RAYLET_EXECUTABLE, services.get_node)])\n"
         "def init(*address, **options):\n"
-        "    services.RAYLET_EXECUTABLE = next(executables)\n"
+        "    services.RAYLET_EXECUTABLE, services.get_node = next(starts)\n"
         "    start(*address, **options)\n"
-        "ray.init = init; print(Cluster('local', workers=1).connect(), *executables)"
+        "ray.init = init; print(Cluster('local', workers=1).connect(), *starts)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
@@ -245,7 +244,7 @@ def test_a_cluster_that_refuses_the_token_is_named_and_nothing_is_left(checkpoin
             command = [sys.executable, "-m", "hashseek", "index", "add", "new", "picture.png", "--ray", address]
             done = subprocess.run(
                 [*command, "--checkpoint", str(checkpoint)],
-                env=os.environ | {"RAY_AUTH_TOKEN": "1" * 32},
+                env=os.environ | {"RAY_AUTH_TOKEN": "1" * 32, "RAY_NUM_REDIS_GET_RETRIES": "3"},  # not 20, of a second
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,

@@ -73,8 +73,7 @@ def test_a_code_does_not_depend_on_the_batch(indexed_vectors):
         np.testing.assert_array_equal(together, alone)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_stores_its_batch_and_the_next_run_continues(start, hashseek, tmp_path, number, code):
+def test_a_stopped_run_stores_its_batch_and_the_next_run_continues(start, hashseek, tmp_path):
     file, ids = save_vectors(tmp_path, clustered(60))
     command = ("index", "add", tmp_path / "c", "--vectors", file, "--ids", ids, "--bits", 8)
     slow = """
@@ -90,8 +89,8 @@ hashseek.indexing.catalog.Catalog.add = lambda *a: (time.sleep(0.15), add(*a))[1
             return len(opened)
 
     wait_until(lambda: (tmp_path / "c" / "catalog.sqlite").exists() and n_stored() >= 4)
-    process.send(number)
-    assert process.wait() == code
+    process.send(signal.SIGINT)
+    assert process.wait() == 130
     n = n_stored()
     assert 4 <= n < 60
     assert f"added {n}, " in process.out

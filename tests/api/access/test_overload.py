@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 
 import httpx
-import pytest
 
 from hashseek.api import decoding
 from support.commands import wait_until
@@ -67,14 +66,16 @@ def is_closed(connection, sent):
         return True
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /healthz", HEADERS, HEADERS + b"; boundary=x\r\n\r\n--x"])
-def test_a_connection_that_sends_too_slowly_is_closed(serve, indexed, sent):
+def test_a_connection_that_sends_too_slowly_is_closed(serve, indexed):
     process, client = serve(indexed, "--read-only", before=IMPATIENT)
     assert client.get("/healthz/live").is_success
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as slow:
-        slow.settimeout(0.1)
-        slow.sendall(sent)
-        wait_until(lambda: is_closed(slow, b"x" if sent else b""))  # it keeps sending, so it is never idle
+    with ExitStack() as stack:
+        beginnings = (b"", b"GET /healthz", HEADERS, HEADERS + b"; boundary=x\r\n\r\n--x")
+        slow = {sent: connected(client, stack, sent) for sent in beginnings}
+        for connection in slow.values():
+            connection.settimeout(0.1)
+        # Those that have begun go on sending, so they are never idle.
+        wait_until(lambda: sum(is_closed(one, b"x" if sent else b"") for sent, one in slow.items()) == len(slow))
     time.sleep(1)  # kept alive between two requests, which have all the time they need
     assert client.get("/healthz/live").is_success
     assert hits(client.post("/v1/search", files={"image": png(1)}))
@@ -115,17 +116,17 @@ def test_a_body_that_stops_is_closed_soon_but_one_that_goes_on_is_read(serve, in
         assert going.recv(1000).startswith(b"HTTP/1.1 4")
 
 
-@pytest.mark.parametrize("head", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX"])
-def test_a_connection_with_endless_headers_is_closed(serve, indexed, head):
+def test_a_connection_with_endless_headers_is_closed(serve, indexed):
     """The parser of the headers keeps them whole, so a single connection could fill the memory within the 10 s."""
     _, client = serve(indexed, "--read-only")
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as endless:
-        endless.sendall(head)
-        started, sent = time.monotonic(), 0
-        with suppress(ConnectionError):
-            while time.monotonic() - started < 20:
-                sent += endless.send(b"a" * 2**16)
-    assert sent < 2**24  # most of it in buffers of the system
+    for head in (b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX"):
+        with ExitStack() as stack:
+            endless = connected(client, stack, head)
+            started, sent = time.monotonic(), 0
+            with suppress(ConnectionError):
+                while time.monotonic() - started < 20:
+                    sent += endless.send(b"a" * 2**16)
+        assert sent < 2**24, head  # most of it in buffers of the system
     assert client.get("/healthz/live", headers={"X": "a" * 50_000}).is_success
     assert hits(client.post("/v1/search", files={"image": png(1)}))
 

@@ -41,10 +41,7 @@ def before_call(context, case, **options):
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "role", "n_operations"),
-    [("own_collection", None, 26), ("own_collection", "read", 26), ("several", "admin", 28)],
-)
+@pytest.mark.parametrize(("kind", "role", "n_operations"), [("own_collection", "read", 26), ("several", None, 28)])
 def test_generated_requests_get_declared_answers_and_no_server_error(
     request, serve, hashseek, tmp_path, kind, role, n_operations
 ):

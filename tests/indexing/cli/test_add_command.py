@@ -3,7 +3,6 @@
 import hashlib
 import json
 import signal
-import tarfile
 from contextlib import closing
 
 import pytest
@@ -12,6 +11,7 @@ from hashseek.indexing.collection import Collection
 from support import service
 from support.collections import n_stored, sql
 from support.commands import wait_until
+from support.dataset_files import write_tar
 from support.pictures import save
 from support.service import assert_problem
 from support.web import serving
@@ -215,8 +215,7 @@ def test_private_urls_are_read_again_only_if_allowed(hashseek, web, tmp_path, ch
 def test_the_service_shows_images_in_tars_and_private_urls_only_if_allowed(
     hashseek, web, tmp_path, pictures, checkpoint, caplog
 ):
-    with tarfile.open(tmp_path / "a.tar", "w") as packed:
-        packed.add(pictures / "picture 00.jpg", "x/0.jpg")
+    write_tar(tmp_path / "a.tar", {"x/0.jpg": (pictures / "picture 00.jpg").read_bytes()})
     folder, url = tmp_path / "collection", f"{web}/picture 01.jpg"
     command = ("index", "add", folder, tmp_path / "a.tar", url, "--allow-private", "--device", "cpu")
     assert hashseek(*command, "--checkpoint", checkpoint)[0] == 0

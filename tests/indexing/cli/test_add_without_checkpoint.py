@@ -8,8 +8,6 @@ import subprocess
 import sys
 from contextlib import closing
 
-import pytest
-
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.remote import MAX_BYTES
 from support.collections import n_stored
@@ -69,18 +67,18 @@ def test_watching_does_not_encode_the_images_of_the_fit_again(start, tmp_path, p
     assert n_stored(tmp_path / "c") == 12
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_killed_while_it_fits_leaves_nothing_and_one_killed_later_continues(
-    hashseek, start, tmp_path, pictures, weights, number
+    hashseek, start, tmp_path, pictures, weights
 ):
     folder = tmp_path / "c"
     command = ("index", "add", folder, pictures, *FIT, "--weights", weights, "--device", "cpu")
-    process = start(*command, before=PAUSE.format(module="fitting", name="fit_head"))
-    wait_until(lambda: "here" in process.err)
-    process.send(number)
-    assert process.wait() == {signal.SIGINT: 130}.get(number, -number)
-    assert len(process.err.splitlines()) == (2 if number == signal.SIGINT else 1)  # it says that nothing was written
-    assert not folder.exists()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        process = start(*command, before=PAUSE.format(module="fitting", name="fit_head"))
+        wait_until(lambda process=process: "here" in process.err)
+        process.send(number)
+        assert process.wait() == {signal.SIGINT: 130}.get(number, -number)
+        assert len(process.err.splitlines()) == (2 if number == signal.SIGINT else 1)  # says that nothing was written
+        assert not folder.exists()
     process = start(*command, before=PAUSE.format(module="catalog", name="Catalog.add"))
     wait_until(lambda: "here" in process.err)
     process.send(signal.SIGKILL)

@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import signal
-import tarfile
 from contextlib import closing
 from dataclasses import replace
 
@@ -21,7 +20,8 @@ from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.tar_members import find_member
 from support.collections import outcome
-from support.pictures import N_PICTURES, draw, save
+from support.dataset_files import write_tar
+from support.pictures import N_PICTURES, draw, png, save
 
 
 @pytest.fixture
@@ -281,9 +281,7 @@ def test_with_trusted_times_only_changed_files_are_read(opened, tmp_path, monkey
 
 
 def test_images_in_a_tar_are_stored_and_found_again(opened, tmp_path, monkeypatch):
-    with tarfile.open(tmp_path / "a.tar", "w") as packed:
-        for seed in range(6):
-            packed.add(save(tmp_path / f"{seed}.jpg", seed), f"x/{seed}.jpg")
+    write_tar(tmp_path / "a.tar", {f"x/{seed}.png": png(seed) for seed in range(6)})
     sources = list(find_sources([tmp_path / "a.tar"]))
     assert outcome(run(opened, sources, trust_mtime=True)) == (6, 0, 0, 0)
     with monkeypatch.context() as patched:

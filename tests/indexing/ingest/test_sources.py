@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import tarfile
 
 import pytest
 
@@ -130,8 +129,7 @@ def test_labels_and_keys_are_added(tree):
     [by_path] = describe(find_sources([tree / "7.jpg"]), key_from="path")
     [by_name] = describe(find_sources(["https://example.org/a/b%20c.jpg?x=1"]), key_from="name")
     assert (by_path.key, by_name.key) == (os.path.realpath(tree / "7.jpg"), "b%20c.jpg?x=1")
-    with tarfile.open(tree / "a.tar", "w") as tar:
-        tar.add(tree / "7.jpg", "d/x.jpg")
+    write_tar(tree / "a.tar", {"d/x.jpg": b"x"})
     [member] = describe(find_sources([tree / "a.tar"]), key_from="path")
     assert member.key == os.path.realpath(tree / "a.tar") + "::d/x.jpg"  # whatever the tar is rewritten to
 

@@ -4,7 +4,6 @@ import errno
 import hashlib
 import os
 import shutil
-import tarfile
 
 import numpy as np
 import pytest
@@ -19,7 +18,8 @@ from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.uris import is_moved, is_there
 from support.collections import outcome
-from support.pictures import save
+from support.dataset_files import write_tar
+from support.pictures import png, save
 
 NOTHING = (0, 0, 0, 0)
 
@@ -150,8 +150,7 @@ def test_the_collection_s_own_files_are_not_watched(tmp_path, checkpoint):
 
 def test_files_count_as_deleted_when_they_are_missing_in_two_rounds(follower, tmp_path):
     elsewhere = save(tmp_path / "elsewhere.png", 9)
-    with tarfile.open(follower.folder / "a.tar", "w") as packed:
-        packed.add(save(tmp_path / "packed.png", 10), "packed.png")
+    write_tar(follower.folder / "a.tar", {"packed.png": png(10)})
     follower.add(ImageSource(elsewhere), *find_sources([follower.folder / "a.tar"]))
     elsewhere.unlink()  # not in a folder that is watched
     for seed in range(4):

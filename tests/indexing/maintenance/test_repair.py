@@ -95,19 +95,16 @@ def test_a_lost_checkpoint_is_copied_from_the_one_that_is_given(own_collection, 
     assert (own_collection / "checkpoint.safetensors").read_bytes() == checkpoint.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["codes.bin", "ids.bin"])
-def test_a_damaged_index_is_rebuilt(own_collection, name):
-    (index_folder(own_collection) / name).write_bytes(b"torn")
-    assert len(run_repair(own_collection).done) == 1
+@pytest.mark.parametrize("damaged", ["codes.bin", "ids.bin", None])
+def test_an_index_that_is_damaged_or_gone_is_rebuilt(own_collection, damaged):
+    if damaged:
+        (index_folder(own_collection) / damaged).write_bytes(b"torn")
+    else:
+        shutil.rmtree(own_collection / "index")
+    report = run_repair(own_collection)
+    assert (len(report.done), report.left) == (1, [])
     with closing(Collection(own_collection, read_only=True)) as collection:
         assert collection.verify() == []
-        assert collection.describe_index()["built"] == 12
-
-
-def test_an_index_that_was_deleted_is_written_again(own_collection):
-    shutil.rmtree(own_collection / "index")
-    assert run_repair(own_collection).left == []
-    with closing(Collection(own_collection, read_only=True)) as collection:
         assert collection.describe_index()["built"] == 12
 
 
