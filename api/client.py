@@ -346,6 +346,7 @@ def _size(image: ImageFile) -> int:
 
 
 _Outcome = httpx.Response | httpx.HTTPError | httpx.InvalidURL
+_Broken = httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError  # a connection that was established
 
 
 class _Connection(Generic[H]):
@@ -370,11 +371,11 @@ class _Connection(Generic[H]):
             self._http: H = http or self._new(timeout=timeout)
         except (httpx.InvalidURL, ValueError) as error:  # such as ALL_PROXY=socks://127.0.0.1:1080
             raise ServiceError(f"{error}: correct or unset ALL_PROXY, HTTP_PROXY and HTTPS_PROXY") from None
-        self._answered = False  # whether the service has answered anything yet
+        self._reached = False  # whether a connection to the service has been established yet
 
     def _may_try_again(self, outcome: _Outcome, attempt: int) -> bool:
-        self._answered |= isinstance(outcome, httpx.Response)
-        return attempt < self.retries and _is_temporary(outcome, answered=self._answered)
+        self._reached |= isinstance(outcome, httpx.Response | _Broken)
+        return attempt < self.retries and _is_temporary(outcome, reached=self._reached)
 
     def _headers_of(self, call: _Call[Any]) -> dict[str, str]:
         return self._headers if call.method == "GET" else {**self._headers, "Idempotency-Key": uuid4().hex}
@@ -536,15 +537,15 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
         return _read(call, outcome, self.url)
 
 
-def _is_temporary(outcome: _Outcome, *, answered: bool) -> bool:
+def _is_temporary(outcome: _Outcome, *, reached: bool) -> bool:
     """Whether the service is busy or being restarted, or the connection broke after it was established.
 
-    A refused connection is a restart if the service has answered before, otherwise most often a wrong URL.
+    A refused connection is a restart if the service has been reached before, otherwise most often a wrong URL.
     """
     if isinstance(outcome, httpx.ConnectError):
-        return answered
+        return reached
     if isinstance(outcome, Exception):
-        return isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+        return isinstance(outcome, _Broken)
     if outcome.headers.get("Content-Type") == NDJSON:  # a batch, some of whose images may be sent again
         return any(json.loads(line).get("status") in _TEMPORARY for line in outcome.content.splitlines())
     return outcome.status_code in _TEMPORARY

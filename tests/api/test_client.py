@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import closing
 from hashlib import sha256
+from http.server import HTTPServer
 from pathlib import Path
 from unittest.mock import create_autospec
 
@@ -28,6 +29,7 @@ from hashseek.api.settings import Settings
 from hashseek.retrieval.errors import BadConfig, BadImage
 from support.pictures import png
 from support.service import serving
+from support.web import QuietHandler
 
 URL = "http://localhost"
 
@@ -308,6 +310,30 @@ def test_it_waits_for_a_service_that_is_restarted(serve, own_collection):
         again.start()
         assert remote.stats().n_images == images
         again.join()
+
+
+def test_it_waits_for_a_restart_that_broke_its_first_request():
+    class Deleting(QuietHandler):
+        def do_DELETE(self):
+            self.send_response(204)
+            self.end_headers()
+
+    dying = socket.create_server(("127.0.0.1", 0))
+    port = dying.getsockname()[1]
+
+    def restart():
+        with dying:
+            dying.accept()[0].close()
+        time.sleep(1.5)  # the second request, after 1 s, is refused
+        with HTTPServer(("127.0.0.1", port), Deleting) as again:
+            again.timeout = 60
+            again.handle_request()
+
+    service = threading.Thread(target=restart)
+    service.start()
+    with hashseek.Client(f"http://127.0.0.1:{port}") as remote:
+        remote.delete(1)
+    service.join()
 
 
 def test_errors_name_the_service_and_the_reason(reader):

@@ -214,14 +214,14 @@ def test_the_shard_of_a_machine_that_dies_is_encoded_by_another(checkpoint, own_
 @STARTS_RAY
 @NEEDS_RAY
 def test_a_start_of_ray_that_fails_is_repeated():
-    """The first node manager ends at once. Ray would ask for it for 30 s, but here the first question fails."""
+    """The first node manager ends at once, so Ray gives up after 30 s."""
     program = (
         "import ray, ray._private.services as services; from hashseek.indexing.ray_encoding import Cluster\n"
-        "start, starts = ray.init, iter([('/bin/false', None), (services.RAYLET_EXECUTABLE, services.get_node)])\n"
+        "start, executables = ray.init, iter(['/bin/false', services.RAYLET_EXECUTABLE])\n"
         "def init(*address, **options):\n"
-        "    services.RAYLET_EXECUTABLE, services.get_node = next(starts)\n"
+        "    services.RAYLET_EXECUTABLE = next(executables)\n"
         "    start(*address, **options)\n"
-        "ray.init = init; print(Cluster('local', workers=1).connect(), *starts)"
+        "ray.init = init; print(Cluster('local', workers=1).connect(), *executables)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
@@ -244,7 +244,8 @@ def test_a_cluster_that_refuses_the_token_is_named_and_nothing_is_left(checkpoin
             command = [sys.executable, "-m", "hashseek", "index", "add", "new", "picture.png", "--ray", address]
             done = subprocess.run(
                 [*command, "--checkpoint", str(checkpoint)],
-                env=os.environ | {"RAY_AUTH_TOKEN": "1" * 32, "RAY_NUM_REDIS_GET_RETRIES": "3"},  # not 20, of a second
+                env=os.environ
+                | {"RAY_AUTH_TOKEN": "1" * 32, "RAY_NUM_REDIS_GET_RETRIES": "3"},  # Ray waits 3 s, not 20
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
