@@ -34,9 +34,9 @@ def serving(folder: Path, *, ready: bool = True, **settings: Any) -> Iterator[Te
 @contextmanager
 def listening(folder: Path, **settings: Any) -> Iterator[str]:
     """The address of a service for the collection in `folder`, for programs that need a port."""
-    config = uvicorn.Config(
-        create_app(Settings(collection=folder, **{"device": "cpu", **settings})), port=0, log_level="error"
-    )
+    app = create_app(Settings(collection=folder, **{"device": "cpu", **settings}))
+    # Uvicorn's own configuration would close all logging handlers, one of which (absl's) then closes pytest's stderr.
+    config = uvicorn.Config(app, port=0, log_level="error", log_config=None)
     server = uvicorn.Server(config)
     thread = Thread(target=server.run)
     thread.start()
