@@ -23,7 +23,7 @@ def test_options_win_over_variables_over_the_file_over_defaults(hashseek, tmp_pa
     assert hashseek("serve", "--config", file, "--print-config")[1] == printed
 
 
-def test_a_variable_with_something_else_is_refused_in_one_line(hashseek, tmp_path):
+def test_a_variable_that_is_not_a_number_is_refused_in_one_line(hashseek, tmp_path):
     code, out, err = hashseek("serve", tmp_path, before="os.environ['HASHSEEK_MAX_K'] = 'many'")
     assert (code, out, err.count("\n"), "HASHSEEK_MAX_K" in err) == (2, "", 1, True)
 
