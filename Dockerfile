@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # The HTTP service. The collection and the keys are in the volume /data, so that nothing in the image changes.
 #
 #   docker build -t hashseek .                             # for CPUs; VARIANT=gpu for NVIDIA GPUs
@@ -30,10 +29,10 @@ RUN useradd --uid 10001 --create-home hashseek \
     && install -d -o hashseek -g hashseek /data
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH \
-    HASHSEEK_CACHE=/data/cache \
     HASHSEEK_COLLECTION=/data/collection \
     HASHSEEK_HOST=0.0.0.0 \
-    HASHSEEK_PORT=8000
+    HASHSEEK_PORT=8000 \
+    XDG_CACHE_HOME=/data/cache
 USER 10001
 VOLUME /data
 EXPOSE 8000

@@ -1,7 +1,5 @@
 """The command `hashseek`: a table of subcommands. Only the one that is called is imported."""
 
-import atexit
-import gc
 import importlib
 import io
 import logging
@@ -14,6 +12,7 @@ import typer
 
 from hashseek.indexing.printing import printable
 from hashseek.retrieval.errors import HashseekError
+from hashseek.retrieval.process_exit import skip_gc_at_exit
 
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
 
@@ -73,7 +72,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. Entry point of the installed command."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    atexit.register(gc.freeze)  # otherwise Python searches all of PyTorch for garbage as it exits, for 1 to 2 seconds
+    skip_gc_at_exit()
     logging.basicConfig(level=logging.WARNING, format="hashseek: %(message)s")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -19,6 +19,8 @@ import yaml
 from hashseek.api.keys import create
 from hashseek.api.settings import options
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
+from hashseek.retrieval.files import cache_folder
+from hashseek.retrieval.models.torchvision_weights import cached
 from support.milvus_server import free_port
 from support.paths import ROOT
 from support.pictures import png
@@ -44,8 +46,7 @@ def test_compose_mounts_files_that_exist_and_sets_variables_that_are_read():
         re.findall(r"\{\$(\w+)", (DEPLOY / "Caddyfile").read_text())
     )
     assert needed == set(re.findall(r"^(\w+)=", (DEPLOY / ".env.example").read_text(), re.M))
-    others = {"HASHSEEK_CACHE", "HASHSEEK_MILVUS_TOKEN"}
-    known = {parameter.annotation.__metadata__[0].envvar for parameter in options()} | others
+    known = {parameter.annotation.__metadata__[0].envvar for parameter in options()} | {"HASHSEEK_MILVUS_TOKEN"}
     assert {*COMPOSE["services"]["hashseek"]["environment"]} <= known
     assert set(re.findall(r"(HASHSEEK_\w+)=/", (ROOT / "Dockerfile").read_text())) <= known
     built_with = set(re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.M))
@@ -100,6 +101,15 @@ def test_the_image_for_processors_installs_faiss_without_cuda(tmp_path):
     subprocess.run(command, shell=True, cwd=tmp_path, check=True)
     found = re.findall(r'^ *"(faiss.*)"', (tmp_path / "pyproject.toml").read_text(), re.M)
     assert [re.fullmatch(r"faiss-cpu>=[\d.]+", line) is not None for line in found] == [True]
+
+
+def test_the_image_keeps_caches_and_downloaded_weights_in_the_volume(monkeypatch):
+    image = (ROOT / "Dockerfile").read_text()
+    [volume], [cache] = re.findall(r"^VOLUME (\S+)$", image, re.M), re.findall(r"XDG_CACHE_HOME=(\S+)", image)
+    for name in ("HASHSEEK_CACHE", "TORCH_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    assert all(path.is_relative_to(volume) for path in (cache_folder(), cached("weights.pth")))
 
 
 def test_the_settings_for_systemd_are_read(hashseek):

@@ -3,8 +3,6 @@
 They are started here (`--devices`) or by torchrun, also on several hosts, and behave the same from then on.
 """
 
-import atexit
-import gc
 import logging
 import pickle
 import tempfile
@@ -27,6 +25,7 @@ from torch.multiprocessing.spawn import ProcessExitedException
 
 from hashseek.retrieval.devices import in_bf16, n_cores, pick_device
 from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.retrieval.process_exit import skip_gc_at_exit
 from hashseek.training.torchrun import Torchrun, torchrun
 
 T = TypeVar("T")
@@ -136,7 +135,7 @@ def check_devices(device: torch.device, devices: int) -> None:
 
 
 def _guarded(fabric: Fabric, *, function: Callable[..., T], folder: Path, arguments: tuple[Any, ...]) -> T:
-    atexit.register(gc.freeze)  # saves seconds, see `hashseek.api.cli.main`
+    skip_gc_at_exit()
     try:
         return _in_group(fabric, function=function, arguments=arguments)
     except (HashseekError, OSError) as error:
