@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,7 @@ def test_tensorboard_has_every_epoch_of_the_log_once_also_after_a_resume(picture
     assert not (tmp_path / "without" / "tensorboard").exists()
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_git_state_names_the_commit_and_whether_files_changed(tmp_path):
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@b")
