@@ -140,7 +140,7 @@ class Fitting:
         Args:
             images: content hash and pixels of each, or why it cannot be used; equal contents count once.
             total: their number.
-            progress: called after each batch.
+            progress: called at the start and after each batch.
 
         Returns:
             The code of each content, by its hash.
@@ -151,6 +151,7 @@ class Fitting:
         """
         found: dict[str, Features] = {}
         problems, done, remaining = list[str](), 0, iter(images)
+        progress(done, total)
         while batch := list(islice(remaining, self.encoder.batch_size)):
             usable = [image for image in batch if not isinstance(image, str)]
             problems += [image for image in batch if isinstance(image, str)]
@@ -258,7 +259,7 @@ def fit_to_sources(
         network, n_sources: from `plan_collection`.
         on_error: "stop" refuses an image that cannot be used.
         fetch: returns the content behind a URL.
-        progress: called after each batch.
+        progress: called once the network is loaded, and after each batch.
         options: where and how to encode.
 
     Raises:

@@ -95,7 +95,7 @@ function draw(only) {
   const paths = Array.from(ui.map.children, () => "");
   for (const { labels: own, left, top } of points) {
     const at = only === null ? labels.findLastIndex((label) => own.includes(label)) : own.includes(only) ? labels.indexOf(only) : -1;
-    paths[at + 1] += `M${left.toFixed(4)} ${top.toFixed(4)}h0`;
+    paths[at + 1] += `M${left.toFixed(4)} ${top.toFixed(4)}h.0001`; // WebKit does not scale dots of length 0
   }
   paths.forEach((path, at) => ui.map.children[at].setAttribute("d", path));
 }

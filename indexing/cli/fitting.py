@@ -1,7 +1,7 @@
 """Options of `index add` and `index refit` for fitting a hash layer, and the subcommand `index refit`."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -93,8 +93,16 @@ def refit(
 @contextmanager
 def fit_progress(output: Output) -> Iterator[Progress]:
     """Show the progress of a fit. After Ctrl-C, print that nothing was written."""
+    shown: Progress | None = None
     try:
-        with output.progress("computing features") as progress:
+        with ExitStack() as bar:
+
+            def progress(done: int, total: int) -> None:
+                nonlocal shown
+                if shown is None:  # until then, weights may be downloaded, which has a bar of its own
+                    shown = bar.enter_context(output.progress("computing features"))
+                shown(done, total)
+
             yield progress
     except KeyboardInterrupt:
         typer.echo("stopped during the fit: nothing was written", err=True)

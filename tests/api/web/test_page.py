@@ -745,11 +745,11 @@ def test_the_overview_has_a_map_whose_dots_lead_to_searches(browse, site):
     answer = ask(page, "/v1/overview")
     assert page.locator("#labelRows tr").first.text_content().startswith(f"even{N // 2}")
     dots = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
-    assert sum(path.count("h0") for path in dots) == N
+    assert sum(path.count("h.0001") for path in dots) == N
     page.locator("#legend").get_by_role("button", name="three").press("Enter")
     photograph(page, "overview")
     dots = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
-    assert sorted(path.count("h0") for path in dots)[-2:] == [N // 3, N - N // 3]
+    assert sorted(path.count("h.0001") for path in dots)[-2:] == [N // 3, N - N // 3]
     box = page.locator("#map").bounding_box()
     points = {point["id"]: (point["x"], -point["y"]) for point in answer["map"]}
     (_, right), (top, bottom) = ((min(axis), max(axis)) for axis in zip(*points.values(), strict=True))

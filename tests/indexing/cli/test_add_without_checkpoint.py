@@ -8,8 +8,11 @@ import subprocess
 import sys
 from contextlib import closing
 
+from hashseek.indexing.cli.fitting import fit_progress
+from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.remote import MAX_BYTES
+from hashseek.retrieval.download import download
 from support.collections import n_stored
 from support.commands import wait_until
 from support.pictures import save
@@ -85,6 +88,19 @@ def test_a_run_killed_while_it_fits_leaves_nothing_and_one_killed_later_continue
     assert process.wait() != 0
     assert hashseek(*command)[0] == 0
     assert n_stored(folder) == 12
+
+
+def test_a_download_before_the_fit_has_the_terminal_to_itself(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    (tmp_path / "weights.pth").write_bytes(bytes(100))
+    with fit_progress(Output()) as progress:
+        with serving(tmp_path) as url:
+            download(f"{url}/weights.pth", tmp_path / "cache" / "weights.pth")
+        shown = capsys.readouterr().err
+        progress(0, 12)
+    assert "downloading" in shown
+    assert "computing features" not in shown
+    assert "computing features" in capsys.readouterr().err
 
 
 # Runs each of the commands in `sys.argv[1]`, and prints how it ended, whether it loaded torch, and its seconds.
