@@ -44,9 +44,11 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
         if not path:  # Path("") would mean the current folder
             raise BadDataset("a path is empty: pass files or folders (is a shell variable unset?)")
         try:
-            if not is_remote(path) and not Path(path).exists() and next(_matching(path), None) is None:
-                nothing = "no file matches the pattern" if _MAGIC & set(path) else "there is no file or folder"
-                raise BadDataset(f"{nothing} {path}: correct the path")
+            if not is_remote(path) and next(_matching(path), None) is None:
+                Path(path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            nothing = "no file matches the pattern" if _MAGIC & set(path) else "there is no file or folder"
+            raise BadDataset(f"{nothing} {path}: correct the path") from None
         except (OSError, ValueError) as error:  # no permission, too long, or it contains NUL
             raise BadDataset(f"{path} cannot be read: {error}") from None
     return (found for path in paths for found in _with_note(str(path), split))

@@ -14,7 +14,7 @@ from pathlib import Path
 # A process that has loaded everything once and forks one child per command: as real as a process can be, and twenty
 # times as quick to start. The parent of the command stays to note how it ended.
 FORK_SERVER = """
-import ctypes, gc, json, os, signal, sys, traceback
+import ctypes, gc, json, multiprocessing, os, signal, sys, traceback
 import numpy, uvicorn, hashseek.indexing.cli.collection, hashseek.api.cli.serve, hashseek.api.app
 # What commands import only when they need it:
 import hashseek.indexing.cli.search
@@ -37,6 +37,7 @@ def in_order(code):
     gc.unfreeze()
     sys.exit(code)
 
+multiprocessing.set_start_method("fork")  # or locks of libraries survive os._exit, which Python 3.14 reports
 gc.freeze()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:

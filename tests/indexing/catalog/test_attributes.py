@@ -1,5 +1,6 @@
 """Indexes on attributes: filters find the same with and without them, whatever happens to the catalog."""
 
+import re
 from contextlib import closing
 from dataclasses import replace
 
@@ -100,4 +101,5 @@ def test_a_selective_condition_reads_no_image(tmp_path):
         queries = [query for query in asked if "INDEXED BY" in query]
         assert len(queries) == 3  # numbers, strings that spell one, and strings
         for query in queries:
-            assert "SEARCH images USING INDEX" in str(db.execute(f"EXPLAIN QUERY PLAN {query}").fetchall())
+            plan = str(db.execute(f"EXPLAIN QUERY PLAN {query}").fetchall())
+            assert re.search("SEARCH images USING (COVERING )?INDEX", plan)
