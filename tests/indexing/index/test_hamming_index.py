@@ -134,6 +134,22 @@ def test_faiss_keeps_the_first_of_equally_near_rows(size, way, monkeypatch):
                 assert np.array_equal(found, of_oracle)
 
 
+@pytest.mark.parametrize("size", scan._SIZES)
+@pytest.mark.parametrize("is_arm", [False, True])
+def test_codes_that_differ_in_all_bits_are_far_away(size, is_arm, monkeypatch):
+    """On ARM, FAISS itself takes them for equal ones."""
+    monkeypatch.setattr(scan, "_IS_ARM", is_arm or scan._IS_ARM)
+    xb = random_codes(np.random.default_rng(size), 200, 8 * size)
+    xq = ~xb[:2]
+    wanted = hamming.distances(xq, xb)
+    for found, row in zip(scan.candidates(xq, xb, k=200, limit=8 * size), wanted, strict=True):
+        assert np.array_equal(found[0][np.argsort(found[1])], row)
+    counts = scan.count_distances(xq[:1], xb, np.ones(200))
+    assert np.array_equal(counts, np.bincount(wanted[0], minlength=8 * size + 1))
+    for found, of_oracle in zip(scan.nearest(xq, xb, k=200), hamming.search(xq, xb, k=200), strict=True):
+        assert np.array_equal(found, of_oracle)
+
+
 @pytest.mark.parametrize("n_queries", [1, 2, 9])
 @pytest.mark.parametrize("k", [1, 100, scan._MAX_K, scan._MAX_K + 1])
 @pytest.mark.parametrize("beside", [-1, 0, 1])
