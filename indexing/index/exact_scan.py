@@ -27,7 +27,7 @@ Candidates = tuple[Distances, Rows]
 T = TypeVar("T")
 R = TypeVar("R")
 
-# On ARM, FAISS 1.15 takes 32 bytes in which all bits differ for equal ones. Its portable code does not, except for
+# On ARM, FAISS 1.15 mistakes 32 bytes that differ in every bit for equal ones. Its portable code is right, except for
 # `hammings`, which `_compare` replaces.
 _IS_ARM = platform.machine() in ("aarch64", "arm64")
 if _IS_ARM:

@@ -37,7 +37,7 @@ def in_order(code):
     gc.unfreeze()
     sys.exit(code)
 
-multiprocessing.set_start_method("fork")  # or locks of libraries survive os._exit, which Python 3.14 reports
+multiprocessing.set_start_method("fork")  # otherwise Python 3.14 reports leaked locks after os._exit
 gc.freeze()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:

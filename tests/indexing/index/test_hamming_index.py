@@ -137,7 +137,7 @@ def test_faiss_keeps_the_first_of_equally_near_rows(size, way, monkeypatch):
 @pytest.mark.parametrize("size", scan._SIZES)
 @pytest.mark.parametrize("is_arm", [False, True])
 def test_codes_that_differ_in_all_bits_are_far_away(size, is_arm, monkeypatch):
-    """On ARM, FAISS itself takes them for equal ones."""
+    """On ARM, FAISS itself mistakes them for equal ones."""
     monkeypatch.setattr(scan, "_IS_ARM", is_arm or scan._IS_ARM)
     xb = random_codes(np.random.default_rng(size), 200, 8 * size)
     xq = ~xb[:2]
