@@ -639,12 +639,13 @@ def groups_shown(page):
 
 
 def test_a_link_that_is_followed_before_the_page_is_ready_leads_there(browse, site):
-    page, held = browse(site), []
-    page.route("**/v1/session", lambda route: held.append(route), times=1)
-    with page.expect_request("**/v1/session"):
-        page.reload()
+    page = browse(site)
+    expect(page.locator("#storedList a").first).to_be_visible()  # so that the request held below is the reload's
+    session = hold(page, "**/v1/session")
+    page.reload()
+    session.wait()
     page.locator("#toDuplicates").click()
-    held[0].continue_()
+    session.answer()
     expect(page.locator("#duplicatesTitle")).to_be_focused()
 
 
