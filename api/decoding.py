@@ -24,7 +24,7 @@ from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.errors import BadImage, HashseekError
 from hashseek.retrieval.images import LoadedFile, Preprocessing, decode, load_file, memory_to_decode
 
-MEMORY = 2**30  # bytes that all images together may use during decoding
+MEMORY = 2**30  # bytes that all images together may use during decoding; one that needs more is decoded alone
 # Bytes that a JPEG may use to be decoded in the service itself, which takes about a second at most. A process would
 # make uploads an eighth slower (2 ms).
 SMALL = 2**26
@@ -107,7 +107,7 @@ class Decoders:
 
         Raises:
             BadImage: it is not a usable image, crashes its decoder, or takes longer than `DECODE_SECONDS`.
-            Overloaded: other images kept the memory or the processor busy for too long.
+            Overloaded: other images kept the memory or the processor busy for too long, or the memory ran out.
         """
         task = {"preprocessing": preprocessing.as_dict(), "at_least": preprocessing.shorter_side, "name": name}
         about, pixels = self._carry_out(task, data)
@@ -160,7 +160,11 @@ class Decoders:
             process.end()
             raise BadImage(f"{task['name']} takes longer than {DECODE_SECONDS:.0f} s to decode") from None
         except (OSError, EOFError):  # the process has ended
-            process.end()
+            if process.end() == -signal.SIGKILL:  # by Linux, if the memory runs out, and not because of a crash
+                raise Overloaded(
+                    f"{task['name']} was not decoded: the system ended its decoder, probably because the memory ran "
+                    "out: try again later, or give the service more memory"
+                ) from None
             raise BadImage(f"{task['name']} is damaged: it crashed its decoder") from None
         except BaseException:
             process.end()
@@ -201,10 +205,11 @@ class _Process:
             raise TimeoutError
         return self._connection.recv_bytes()
 
-    def end(self) -> None:
+    def end(self) -> int:
+        """End the process, unless it has ended. Returns its exit code: if a signal ended it, the negative number."""
         self._process.kill()
-        self._process.wait()
         self._connection.close()
+        return self._process.wait()
 
 
 def main() -> None:
