@@ -114,7 +114,8 @@ class Watch:
 
 def _is_settled(path: Path) -> bool:
     try:
-        return time.time() - path.stat().st_ctime > _SETTLED
+        # The clock of a network disk may be ahead. Then the file is not waited for: a later change is seen anyway.
+        return abs(time.time() - path.stat().st_ctime) > _SETTLED
     except OSError:
         return False
 

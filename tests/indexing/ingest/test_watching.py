@@ -4,6 +4,8 @@ import errno
 import hashlib
 import os
 import shutil
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,6 +88,13 @@ def test_new_and_changed_files_are_added_when_they_stop_changing(follower, monke
     os.utime(follower.folder / "a.png")
     assert follower.rounds() == [(0, 0, 1, 0), NOTHING]
     assert follower.collection.verify() == []
+
+
+def test_a_file_of_a_disk_whose_clock_is_ahead_is_added_without_delay(follower, monkeypatch):
+    save(follower.folder / "a.png", 1)
+    monkeypatch.setattr(watching, "_SETTLED", 60.0)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(time=lambda: time.time() - 3600, monotonic=time.monotonic))
+    assert follower.rounds() == [(1, 0, 0, 0), NOTHING]
 
 
 def test_an_unusable_file_is_reported_once_and_added_when_it_was_fixed(follower):
