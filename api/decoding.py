@@ -159,8 +159,8 @@ class Decoders:
         except TimeoutError:
             process.end()
             raise BadImage(f"{task['name']} takes longer than {DECODE_SECONDS:.0f} s to decode") from None
-        except (OSError, EOFError):  # the process has ended
-            if process.end() == -signal.SIGKILL:  # by Linux, if the memory runs out, and not because of a crash
+        except (OSError, EOFError):  # the process has ended, or is about to
+            if process.end(within=5) == -signal.SIGKILL:  # by Linux, if the memory runs out; a crash has another signal
                 raise Overloaded(
                     f"{task['name']} was not decoded: the system ended its decoder, probably because the memory ran "
                     "out: try again later, or give the service more memory"
@@ -205,8 +205,10 @@ class _Process:
             raise TimeoutError
         return self._connection.recv_bytes()
 
-    def end(self) -> int:
-        """End the process, unless it has ended. Returns its exit code: if a signal ended it, the negative number."""
+    def end(self, *, within: float = 0) -> int:
+        """End the process, unless it ends by itself within so many seconds; its exit code, or minus its last signal."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(within)
         self._process.kill()
         self._connection.close()
         return self._process.wait()

@@ -115,6 +115,12 @@ def test_an_image_that_ends_its_process_is_refused_and_others_are_decoded(decode
     assert decoders.load(png(1), PREPROCESSING).width == 96
 
 
+def test_a_process_that_fails_by_itself_is_not_taken_for_one_that_was_killed(decoders):
+    with pytest.raises(BadImage):
+        decoders._in_process({"name": "a task without its other parts"}, png(1), time.perf_counter())
+    assert running(decoders) == []
+
+
 def test_a_process_that_ended_while_it_was_idle_is_replaced(decoders):
     decoders.load(png(1), PREPROCESSING)
     [process] = running(decoders)
