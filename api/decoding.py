@@ -36,6 +36,10 @@ class Overloaded(HashseekError):
     """The service is too busy at the moment; the same request may succeed a little later."""
 
 
+class OutOfMemory(HashseekError):
+    """The system killed the process that decoded an image, probably because the memory ran out."""
+
+
 class Budget:
     """Makes threads wait until what they are about to use fits within a limit. One thread may always proceed.
 
@@ -107,7 +111,8 @@ class Decoders:
 
         Raises:
             BadImage: it is not a usable image, crashes its decoder, or takes longer than `DECODE_SECONDS`.
-            Overloaded: other images kept the memory or the processor busy for too long, or the memory ran out.
+            Overloaded: other images kept the memory or the processor busy for too long.
+            OutOfMemory: the system killed the process that decoded it.
         """
         task = {"preprocessing": preprocessing.as_dict(), "at_least": preprocessing.shorter_side, "name": name}
         about, pixels = self._carry_out(task, data)
@@ -118,7 +123,7 @@ class Decoders:
         """The image as a JPEG file whose longer side has at most `size` pixels.
 
         Raises:
-            BadImage, Overloaded: see `load`.
+            BadImage, Overloaded, OutOfMemory: see `load`.
         """
         return self._carry_out({"at_least": size, "name": name}, data)[1]
 
@@ -160,10 +165,10 @@ class Decoders:
             process.end()
             raise BadImage(f"{task['name']} takes longer than {DECODE_SECONDS:.0f} s to decode") from None
         except (OSError, EOFError):  # the process has ended, or is about to
-            if process.end(within=5) == -signal.SIGKILL:  # by Linux, if the memory runs out; a crash has another signal
-                raise Overloaded(
-                    f"{task['name']} was not decoded: the system ended its decoder, probably because the memory ran "
-                    "out: try again later, or give the service more memory"
+            if process.end(within=5) == -signal.SIGKILL:  # Linux sends it if the memory runs out; crashes send others
+                raise OutOfMemory(
+                    f"{task['name']} was not decoded: the system killed its decoder, probably because the memory ran "
+                    "out: give the service more memory"
                 ) from None
             raise BadImage(f"{task['name']} is damaged: it crashed its decoder") from None
         except BaseException:
@@ -206,7 +211,7 @@ class _Process:
         return self._connection.recv_bytes()
 
     def end(self, *, within: float = 0) -> int:
-        """End the process, unless it ends by itself within so many seconds; its exit code, or minus its last signal."""
+        """Kill the process unless it exits within this many seconds. Returns its exit code, negative for a signal."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(within)
         self._process.kill()

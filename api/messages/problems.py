@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 
-from hashseek.api.decoding import Overloaded
+from hashseek.api.decoding import OutOfMemory, Overloaded
 from hashseek.api.messages.schemas import ProblemDetails
 from hashseek.api.monitoring.logs import ID_HEADER, request_id
 from hashseek.api.monitoring.metrics import ERRORS
@@ -87,6 +87,7 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     SpaceRetired: HTTPStatus.SERVICE_UNAVAILABLE,
     StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     Overloaded: HTTPStatus.SERVICE_UNAVAILABLE,
+    OutOfMemory: HTTPStatus.INTERNAL_SERVER_ERROR,  # likewise
     StillComputing: HTTPStatus.SERVICE_UNAVAILABLE,
     DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
     BadCollection: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -127,7 +128,7 @@ def describe(request: Request, error: HashseekError | OSError) -> ProblemDetails
         return _details(status, detail, "urn:hashseek:Storage")
     status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
     if (
-        isinstance(error, BadCollection)
+        isinstance(error, BadCollection | OutOfMemory)
         and status >= HTTPStatus.INTERNAL_SERVER_ERROR
         and not isinstance(error, CatalogReplaced | SpaceRetired)
     ):

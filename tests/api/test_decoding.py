@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from hashseek.api import decoding
-from hashseek.api.decoding import Budget, Decoders, Overloaded
+from hashseek.api.decoding import Budget, Decoders, OutOfMemory, Overloaded
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import Preprocessing, load_file
 from support.commands import wait_until
@@ -101,7 +101,7 @@ def test_an_image_that_takes_too_long_is_refused_and_its_process_ended(decoders,
     assert decoders.load(png(1), PREPROCESSING).width == 96
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGSEGV, BadImage), (signal.SIGKILL, Overloaded)])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGSEGV, BadImage), (signal.SIGKILL, OutOfMemory)])
 def test_an_image_that_ends_its_process_is_refused_and_others_are_decoded(decoders, slow, number, error):
     """Linux sends SIGKILL if the memory runs out, which says nothing about the image."""
     decoders.load(png(1), PREPROCESSING)
