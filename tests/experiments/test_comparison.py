@@ -2,12 +2,15 @@
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import filelock
 import numpy as np
 import pytest
 import torch
@@ -28,6 +31,7 @@ from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.losses import loss_class
 from hashseek.training.runs.run_folder import read_records, write_records
+from tests.support.commands import wait_until
 
 RESULTS = Path(comparison.__file__).parent / "results"
 
@@ -125,6 +129,23 @@ def test_searches_on_other_data_draw_other_settings(base, own, tmp_path, own_cac
 def test_a_run_whose_process_is_killed_ends_with_a_message():
     with pytest.raises(HashseekError, match="--jobs"):
         list(in_processes(os._exit, [(1,)], jobs=1))
+
+
+def test_runs_end_with_the_process_that_started_them(tmp_path):
+    lock = tmp_path / "lock"
+    run = tmp_path / "run.py"
+    run.write_text(
+        "import filelock, time\n"
+        f"with filelock.FileLock({str(lock)!r}):\n"
+        f"    open({str(tmp_path / 'started')!r}, 'x')\n"
+        "    time.sleep(600)\n"
+    )
+    code = f"import runpy, experiments.processes as p; list(p.in_processes(runpy.run_path, [({str(run)!r},)], jobs=1))"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
+        wait_until((tmp_path / "started").exists)
+        process.kill()
+    with filelock.FileLock(lock, timeout=60):
+        pass
 
 
 def test_a_run_that_fails_does_not_lose_the_results_of_the_others():
