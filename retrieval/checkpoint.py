@@ -90,7 +90,7 @@ class Checkpoint:
     """A header and the weights of a model, which is built on first use: importing PyTorch takes seconds."""
 
     header: Header
-    tensors: Weights
+    tensors: Weights = field(repr=False)
 
     @classmethod
     def of(cls, model: HashModel, header: Header) -> Checkpoint:

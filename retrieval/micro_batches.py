@@ -35,11 +35,17 @@ class MicroBatches:
         self._encode = encode
         self._largest = largest
         self._observe = observe
+        self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, "hashseek-encode", lower_priority)
         self._waiting: deque[tuple[Pixels, Future[Rows]]] = deque()
 
     def __call__(self, pixels: Pixels) -> Rows:
         """Features (1, D) and outputs (1, K) of one image (3, size, size). Errors of a pass go to all its callers."""
+        if os.getpid() != self._process:  # threads do not survive a fork
+            self._start()
         own: Future[Rows] = Future()
         self._waiting.append((pixels, own))
         self._thread.submit(self._run)

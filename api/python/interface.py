@@ -56,6 +56,9 @@ class ImageCollection:
     def __init__(self, searcher: "Searcher", report: "IngestReport | None" = None) -> None:
         self.searcher, self.report = searcher, report
 
+    def __repr__(self) -> str:
+        return f"<ImageCollection: {self.searcher.collection.place}>"
+
     def __len__(self) -> int:
         return len(self.searcher.collection)
 
@@ -389,7 +392,12 @@ def encode(
 
 
 def train(
-    config: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, out: str | Path, resume: bool = False
+    config: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path,
+    resume: bool = False,
+    quiet: bool = True,
 ) -> "Result":
     """Train a model. `result.run.best` is the path of the best checkpoint, `result.best_score` its validation mAP.
 
@@ -398,6 +406,7 @@ def train(
         overrides: settings such as "model.n_bits=24" that replace those of `config`.
         out: the run folder.
         resume: continue the run in this folder.
+        quiet: False prints a line per epoch to standard error.
 
     Raises:
         HashseekError: a bad configuration, bad data, or a run folder that is not empty.
@@ -406,7 +415,7 @@ def train(
     from hashseek.training.loop.fit import fit
 
     source = config if isinstance(config, Mapping) else Path(config)
-    return fit(load_config(source, overrides), out=Path(out), resume=resume)
+    return fit(load_config(source, overrides), out=Path(out), resume=resume, quiet=quiet)
 
 
 def evaluate(

@@ -31,7 +31,7 @@ from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.losses import loss_class
 from hashseek.training.runs.run_folder import read_records, write_records
-from tests.support.commands import wait_until
+from support.commands import wait_until
 
 RESULTS = Path(comparison.__file__).parent / "results"
 

@@ -1,6 +1,7 @@
 """Encoding together what several threads bring."""
 
 import os
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +77,29 @@ def test_passes_run_in_one_thread_that_yields_to_others():
     assert thread != threading.get_native_id()
     if sys.platform == "linux":
         assert niceness > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+FORK = """
+import os, signal
+import numpy as np
+from hashseek.retrieval.micro_batches import MicroBatches
+
+together = MicroBatches(lambda pixels: (pixels[:, 0, 0], pixels[:, 0, 0]), 64, lambda n: None)
+image = np.full((3, 4, 4), 7, np.uint8)
+together(image)
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    os._exit(together(image)[0].tolist() != [[7] * 4])
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_encodes_without_the_thread_of_its_parent():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=240, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["0"]
 
 
 def test_an_error_reaches_every_thread_of_its_pass_and_none_later():

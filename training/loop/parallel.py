@@ -5,6 +5,7 @@ They are started here (`--devices`) or by torchrun, also on several hosts, and b
 
 import logging
 import pickle
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from numpy.typing import NDArray
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -42,7 +44,8 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
     A process that torchrun started is one of `devices`: it calls the function itself, and returns its own result.
 
     Raises:
-        BadConfig: the machine has fewer devices, or torchrun started a different number of processes.
+        BadConfig: the machine has fewer devices, torchrun started a different number of processes, or this is a
+            notebook and should start others.
         HashseekError, OSError: whatever the function raised in any process; under torchrun, in this one.
     """
     chosen = pick_device(device)
@@ -54,6 +57,8 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
     check_devices(chosen, devices if started is None else started.n_here)
     mixed = in_bf16(precision, cpu=chosen.type == "cpu")
     options: dict[str, Any] = {"accelerator": chosen.type, "precision": "bf16-mixed" if mixed else "32-true"}
+    if started is None:  # Fabric would take the variables of a Slurm job for processes that Slurm started
+        options["plugins"] = [LightningEnvironment()]
     if devices == 1:
         fabric = Fabric(devices=1 if chosen.type == "cpu" else [chosen.index or 0], **options)
         return function(fabric, *arguments)
@@ -62,6 +67,11 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
         _join_group(started, fabric.device)
         own: T = fabric.launch(partial(_in_group, function=function, arguments=arguments))
         return own
+    if hasattr(sys, "ps1") or sys.flags.interactive:  # Fabric would refuse it
+        raise BadConfig(
+            f"train.devices is {devices}, which does not work in a notebook or an interactive Python: set it to 1, or "
+            f"run `hashseek train ... --devices {devices}` in a terminal (`!hashseek train` in a notebook)"
+        )
     fabric = Fabric(devices=devices, strategy="ddp_spawn", **options)
     with tempfile.TemporaryDirectory(prefix="hashseek-") as folder:
         try:

@@ -44,6 +44,9 @@ class Run:
         self.best = folder / "best.safetensors"
         self.last = folder / "last.safetensors"
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
     def epoch(self, number: int) -> Path:
         """The checkpoint of an epoch, counted from 1."""
         return self.folder / f"epoch-{number}.safetensors"

@@ -49,6 +49,8 @@ def test_every_example_of_the_page_runs(working_folder, serve, capsys):
     assert variables["report"].main.n == 10
     assert variables["answer"].hits[0].key == "shop/4711"
     assert variables["codes"].shape == (2, 6)
+    for name in ("report", "result", "checkpoint", "collection"):  # as a notebook shows them
+        assert len(repr(variables[name])) < 3000
     assert (variables["again"][0].distance, len(variables["hits"])) == (0, 3)
     assert {name for name in hashseek.__all__ if name[0].islower()} <= set(re.findall(r"\w+", PAGE.read_text()))
 

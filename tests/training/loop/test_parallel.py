@@ -6,6 +6,7 @@ would have to import, too.
 
 import atexit
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -61,10 +62,19 @@ def enqueue(rank: int) -> None:
         queue.enqueue(keys[:4], labels[:4])
 
 
-def test_batch_norm_and_queue_of_two_processes_are_those_of_one():
+def test_batch_norm_and_queue_of_two_processes_are_those_of_one_in_a_slurm_job_too(monkeypatch):
+    job = {"NTASKS": "2", "JOB_NAME": "job", "JOB_ID": "7003", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
     one, two = (launch(_normalised, device="cpu", devices=n, precision="fp32") for n in (1, 2))
     for of_one, of_two in zip(one, two, strict=True):
         np.testing.assert_allclose(of_two, of_one, rtol=1e-5, atol=1e-5)
+
+
+def test_several_processes_are_refused_in_a_notebook(monkeypatch):
+    monkeypatch.setattr(sys, "ps1", "In [1]:", raising=False)
+    with pytest.raises(BadConfig, match="train.devices"):
+        launch(_dying, device="cpu", devices=2, precision="fp32")
 
 
 def test_a_batch_norm_with_an_activation_inside_is_refused():

@@ -173,7 +173,7 @@ class ComparedModel:
         return f"{self.checkpoint}{cut}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EvaluationReport:
     """Everything needed to judge and to repeat an evaluation.
 
@@ -217,6 +217,9 @@ class EvaluationReport:
     versions: dict[str, str] = field(default_factory=lambda: software_versions())
     command: str = ""
     schema_version: int = SCHEMA_VERSION
+
+    def __repr__(self) -> str:  # all fields would fill many pages
+        return f"<EvaluationReport: {self.title}, mAP@{self.main_n} {self.main.mean_average_precision.expected:.4f}>"
 
     @property
     def main(self) -> Score:
