@@ -16,7 +16,7 @@ from hashseek.api.access.limits import RequestLimits
 from hashseek.api.access.repeats import HEADER, RepeatedChanges
 from hashseek.api.collections.collections import Collections
 from hashseek.api.messages import problems
-from hashseek.api.messages.schemas import NDJSON, ProblemDetails
+from hashseek.api.messages.schemas import NDJSON, ProblemDetails, schema_ref
 from hashseek.api.monitoring import metrics
 from hashseek.api.monitoring.logs import ID_HEADER
 from hashseek.api.routes import collections as collection_routes
@@ -28,14 +28,13 @@ from hashseek.api.settings import Settings
 def create_app(settings: Settings) -> FastAPI:
     """The HTTP service for one collection or several. Loading begins when the application starts."""
     collections = Collections(settings)
-    problem = {problems.MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}}
+    problem = {problems.MEDIA_TYPE: {"schema": schema_ref(ProblemDetails)}}
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # Each waiting upload holds a thread, and some must be left for other requests.
         to_thread.current_default_thread_limiter().total_tokens = settings.max_uploads + 16
         collections.start()
-        app.openapi()  # kept; made for the first request, it would block all others for 200 ms
         yield
         collections.stop()
 
@@ -45,14 +44,7 @@ def create_app(settings: Settings) -> FastAPI:
         description="Image retrieval with deep hashing: find the stored images most similar to a query image.",
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,  # stable, for generated clients
-        responses={
-            "4XX": {"description": "An error, as problem JSON.", "content": problem},
-            "5XX": {"description": "An error, as problem JSON.", "content": problem},
-            "400": {
-                "description": "The request cannot be parsed; plain text if even its first line cannot.",
-                "content": {**problem, "text/plain": {}},
-            },
-        },
+        responses={"default": {"description": "An error, as problem JSON.", "content": problem}},
     )
     app.state.collections = collections
     problems.install(app)
@@ -64,11 +56,13 @@ def create_app(settings: Settings) -> FastAPI:
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
             allow_methods=["*"],
-            allow_headers=["Authorization", HEADER, ID_HEADER],
+            allow_headers=["Authorization", HEADER, ID_HEADER, "traceparent", "tracestate"],
             expose_headers=["Retry-After", ID_HEADER],
         )
     app.add_middleware(metrics.Observed)
     _include_routes(app, settings, several=collections.several)
+    # It is kept: made for the first request, it would block all others for 200 ms.
+    app.openapi()["components"]["schemas"][ProblemDetails.__name__] = ProblemDetails.model_json_schema()
     return app
 
 

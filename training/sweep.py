@@ -96,7 +96,12 @@ def sweep(
         raise BadConfig(f"train.devices is {config.train.devices}, but a sweep trains in one process: set it to 1")
     splits = build_splits(config.data.name, **config.data.options())
     searched = settings.model_dump(include={"space", "seed", "prune"})
-    what = {"config": content, **searched, "splits_sha256": splits.fingerprint}
+    # With all defaults, so that no sweep mixes trials from before and after a change of one.
+    what = {
+        "config": config.model_dump(mode="json", exclude={"sweep"}),
+        **searched,
+        "splits_sha256": splits.fingerprint,
+    }
 
     def objective(trial: optuna.Trial, report: Report) -> float:
         values = {name: trial._suggest(name, one) for name, one in distributions.items()}

@@ -86,7 +86,7 @@ class RequestLimits:
         self._in_progress = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401, 403, 411, 413, 421, 429 or 503."""
+        """Pass the request on, or answer 401, 403, 411, 413, 415, 421, 429 or 503."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -166,6 +166,9 @@ class RequestLimits:
         return problem(HTTPStatus.FORBIDDEN, detail, kind="urn:hashseek:ForeignPage")
 
     def _wrong_body(self, headers: Headers) -> Response | None:
+        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+            detail = f"the body has the Content-Encoding {encoding[:40]!r}: send it uncompressed"
+            return problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail)
         length = headers.get("content-length")
         if length is None:
             if "transfer-encoding" not in headers:

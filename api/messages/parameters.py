@@ -225,11 +225,13 @@ class SearchQuery(NoParameters):
 
 
 class SearchBody(SearchParameters, SearchQuery):
-    """A search with something stored, a code, a vector or a picture by URL, or with several queries at once."""
+    """A search with one stored image, code, vector or picture at a URL, or with several queries.
+
+    Exactly one of image_id, image_key, code, vector, url and queries is needed.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
-            "oneOf": [{"required": [name]} for name in (*SearchQuery.model_fields, "url", "queries")],
             "examples": [
                 {"image_id": 12, "k": 5, "label": ["cat"]},
                 {"queries": [{"image_key": "shop/4711"}, {"code": "b1c47f3a0d22"}], "include": ["histogram"]},
@@ -287,7 +289,10 @@ class AddForm(EncodeForm):
     )
     key: Given[NewKey] = None
     attributes: Json[dict[str, Any]] = Field(
-        default={}, description="A JSON object of at most 16 KiB, for filters to use.", examples=['{"year": 2015}']
+        default="{}",
+        validate_default=True,
+        description="A JSON object of at most 16 KiB, for filters to use.",
+        examples=['{"year": 2015}'],
     )
 
 
@@ -320,7 +325,8 @@ class AddManyForm(NoParameters):
         min_length=1, max_length=MAX_BATCH, description="The image files."
     )
     details: Json[list[ImageDetails]] = Field(
-        default=[],
+        default="[]",
+        validate_default=True,
         description="A JSON list with the key, labels and attributes of each image, in the order of the images.",
         examples=['[{"key": "shop/4711", "labels": ["cat"]}]'],
     )

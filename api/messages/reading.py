@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from hashseek.api.monitoring.logs import ID_HEADER
 from hashseek.retrieval.errors import BadConfig
 
 M = TypeVar("M", bound=BaseModel)
@@ -107,7 +108,9 @@ def documented_body(form: type[BaseModel], json_body: type[BaseModel] | None = N
     content = {"multipart/form-data": {"schema": schema, "encoding": encoding}}
     if json_body is not None:
         content["application/json"] = {"schema": _schema(json_body)}
-    return {"requestBody": {"required": True, "content": content}}
+    # Also because openapi-python-client 0.29 fails for two kinds of body if an operation has no optional parameter.
+    request_id = {"name": ID_HEADER, "in": "header", "schema": {"type": "string"}, "description": "For the log."}
+    return {"parameters": [request_id], "requestBody": {"required": True, "content": content}}
 
 
 def _schema_for_docs(model: type[BaseModel]) -> dict[str, Any]:

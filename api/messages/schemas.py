@@ -3,7 +3,7 @@
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
 if TYPE_CHECKING:  # these load torch, which a client does not need
@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # these load torch, which a client does not need
     from hashseek.indexing.searcher import Hit
 
 
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 NDJSON = "application/x-ndjson"  # of an answer with a line of JSON for each image
 _FINGERPRINT = "9f2c" * 16  # of the examples
 _SUMMARY: JsonDict = {
@@ -59,6 +60,11 @@ def url_of(image: "StoredImage") -> str | None:
     return f"{url_prefix.get()}/v1/images/{image.id}/file" if image.path else None
 
 
+def schema_ref(model: type[BaseModel]) -> dict[str, str]:
+    """The reference to a model in the OpenAPI document; generated clients have one class for it then."""
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
 def shown_path(path: str) -> str:
     """What clients see of a path: only the name of a file outside the collection, since its folders are private."""
     return path.rpartition("/")[2] if path.startswith("/") else path
@@ -88,8 +94,8 @@ class ImageRecord(ImageSummary):
     bytes: int
     sha256: str
     media_type: str
-    added_at: str
-    changed_at: str
+    added_at: Time
+    changed_at: Time
 
     @classmethod
     def of(cls, stored: "StoredImage", **more: Any) -> Self:

@@ -35,6 +35,7 @@ from hashseek.api.messages.schemas import (
     ImageRecord,
     ProblemDetails,
     Removed,
+    schema_ref,
     shown_path,
 )
 from hashseek.api.routes.dependencies import (
@@ -75,7 +76,7 @@ _FILE: dict[int | str, dict[str, Any]] = {
     304: {"description": "Not modified: the client already has the file."},
 }
 
-_LINE = {"oneOf": [model.model_json_schema() for model in (AddedImage, ProblemDetails)]}
+_LINE = {"oneOf": [schema_ref(AddedImage), schema_ref(ProblemDetails)]}
 
 
 class _AnyText(PathConvertor):

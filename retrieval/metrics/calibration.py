@@ -51,6 +51,7 @@ class Calibration:
                 f"the calibration has version {stored['version']}, this Hashseek reads up to {VERSION}: update Hashseek"
             )
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()}
+        values.pop("monotone", None)  # of earlier checkouts
         return cls(**values)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -130,6 +131,14 @@ def test_a_damaged_calibration_is_refused(world, content):
     collection.catalog.spaces.set_calibration(content)
     with pytest.raises(BadCodes):
         stored_calibration(collection)
+
+
+def test_a_calibration_of_an_earlier_checkout_is_read(world):
+    collection, _, _ = world
+    made = calibrate_collection(collection)
+    values = {**asdict(made), "calibration": {**asdict(made.calibration), "monotone": True}}
+    collection.catalog.spaces.set_calibration(values)
+    assert stored_calibration(collection) == made
 
 
 @pytest.fixture

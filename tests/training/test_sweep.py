@@ -1,6 +1,7 @@
 """Sweeps: ranges are checked, an interrupted sweep runs the same trials, and the query split is never read."""
 
 import csv
+import json
 import shutil
 import signal
 from contextlib import suppress
@@ -191,6 +192,12 @@ def test_a_folder_is_for_one_sweep_and_one_process(data, tmp_path):
     sweep(content(data), SPACE, trials=1, folder=tmp_path / "a")
     with pytest.raises(BadConfig, match=r"config\.train\.epochs was 3 and is 5; seed was 0 and is 1"):
         sweep(content(data, train={"epochs": 5}), SPACE, trials=1, folder=tmp_path / "a", seed=1)
+    written = tmp_path / "a" / "sweep.json"
+    started = json.loads(written.read_text())
+    started["config"]["model"]["head_init"] = "random"  # as if the default had been another one
+    written.write_text(json.dumps(started))
+    with pytest.raises(BadConfig, match=r"config\.model\.head_init"):
+        sweep(content(data), SPACE, trials=2, folder=tmp_path / "a")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.txt").write_text("mine")
     with pytest.raises(BadConfig, match=str(tmp_path / "b")):

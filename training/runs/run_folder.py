@@ -150,9 +150,11 @@ def write_or_check(file: Path, what: dict[str, Any]) -> None:
     if not file.is_file():
         write_atomically(file, json.dumps(what, indent=2).encode())
     elif changes := differences(json.loads(file.read_text(encoding="utf-8")), json.loads(json.dumps(what))):
+        more = [f"and {len(changes) - 5} more"] if len(changes) > 5 else []
+        shown = "; ".join([*changes[:5], *more])
         raise BadConfig(
-            f"{file.parent} holds runs with other settings or data ({'; '.join(changes)}): use the same ones, or "
-            "choose another folder with --out"
+            f"{file.parent} holds runs with other settings or data ({shown}): use the same ones, or choose another "
+            "folder with --out"
         )
 
 

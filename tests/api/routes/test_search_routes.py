@@ -1,5 +1,6 @@
 """Searching over HTTP: hits, parameters, filters, and what is refused."""
 
+import gzip
 import json
 import re
 from contextlib import closing
@@ -441,6 +442,12 @@ def test_uploads_that_are_too_large_or_of_unknown_length_are_refused_unread(read
     assert_problem(search(reader, b"x" * 2_000_001), 413, "TooLarge", "2,000,000")
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
     assert_problem(reader.post("/v1/search", content=iter([b"--x\r\n"]), headers=headers), 411)
+
+
+def test_compressed_bodies_are_refused(reader):
+    packed = gzip.compress(b'{"image_id": 1}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert_problem(reader.post("/v1/search", content=packed, headers=headers), 415, "about:blank", "gzip")
 
 
 def test_json_that_is_too_large_is_refused_unread(indexed):
