@@ -201,8 +201,9 @@ def test_chosen_settings_are_fine_tuned_once(base, tmp_path, monkeypatch, own_ca
     assert f"| {METHODS['hashnet'].title} | {cell} |" in as_markdown(place.parent)
 
 
-def test_the_published_table_of_fine_tuning_is_that_of_its_rows():
-    rows, table = RESULTS / "mirflickr" / finetuned.FOLDER, RESULTS / "mirflickr-finetuned.md"
+@pytest.mark.parametrize("folder", [finetuned.FOLDER, "finetuned-later-searches"])
+def test_the_published_tables_of_fine_tuning_are_those_of_their_rows(folder):
+    rows, table = RESULTS / "mirflickr" / folder, RESULTS / "mirflickr-finetuned.md"
     methods = [method for method in METHODS if rows_of(rows, method)]
     published = set(table.read_text(encoding="utf-8").splitlines())
     cells = [line for line in as_markdown(rows).splitlines() if line.startswith("|")]
