@@ -146,12 +146,13 @@ def test_prometheus_accepts_the_configuration_and_the_alerts(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("caddy") is None, reason="caddy is not installed")
-def test_caddy_sends_nothing_to_a_service_that_is_not_ready(tmp_path):
+def test_caddy_sends_only_to_services_that_are_ready_and_never_waits_for_100_continue(tmp_path):
     status, asked = {}, []
 
     class Service(QuietHandler):
         def do_GET(self):
             asked.append((self.path, self.headers["Host"]))
+            assert "Expect" not in self.headers
             self.send_response(status[self.server])
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -167,7 +168,7 @@ def test_caddy_sends_nothing_to_a_service_that_is_not_ready(tmp_path):
         command = ["caddy", "run", "--adapter", "caddyfile", "--config", tmp_path / "Caddyfile"]
         with subprocess.Popen(command, env={**os.environ, **own}, stderr=subprocess.DEVNULL) as caddy:
             try:
-                url, headers = f"http://127.0.0.1:{port}/v1/stats", {"Host": "pictures.example"}
+                url, headers = f"http://127.0.0.1:{port}/v1/stats", {"Host": "pictures.example", "Expect": "100-continue"}
                 for ready in (one, other):
                     status |= {one: 503, other: 503, ready: 200}
                     answers = [0]
