@@ -168,10 +168,8 @@ def test_caddy_sends_only_to_services_that_are_ready_and_never_waits_for_100_con
         command = ["caddy", "run", "--adapter", "caddyfile", "--config", tmp_path / "Caddyfile"]
         with subprocess.Popen(command, env={**os.environ, **own}, stderr=subprocess.DEVNULL) as caddy:
             try:
-                url, headers = (
-                    f"http://127.0.0.1:{port}/v1/stats",
-                    {"Host": "pictures.example", "Expect": "100-continue"},
-                )
+                url = f"http://127.0.0.1:{port}/v1/stats"
+                headers = {"Host": "pictures.example", "Expect": "100-continue"}
                 for ready in (one, other):
                     status |= {one: 503, other: 503, ready: 200}
                     answers = [0]
