@@ -179,37 +179,48 @@ def test_workers_that_die_and_runs_that_stop_lose_nothing_and_codes_are_those_of
     assert (outcome.added, outcome.known) == (63, 10)
 
 
+# In a process of its own: Ray runs Python between fork and exec, which can hang in one with many threads.
+MACHINES = """
+import sys
+from ray.cluster_utils import Cluster
+
+size = {"num_cpus": 1, "object_store_memory": 2**27}
+try:
+    machines = Cluster(initialize_head=True, head_node_args=size)
+except Exception:  # on a busy machine, Ray may give up after 30 s
+    machines = Cluster(initialize_head=True, head_node_args=size)
+other = machines.add_node(**size, node_ip_address="127.0.0.2")
+print(machines.address, flush=True)
+if sys.stdin.readline():
+    machines.remove_node(other, allow_graceful=False)
+sys.stdin.read()
+machines.shutdown()
+"""
+
+
 @STARTS_RAY
 @NEEDS_RAY
 @pytest.mark.timeout(600)
 def test_the_shard_of_a_machine_that_dies_is_encoded_by_another(checkpoint, own_cache, tmp_path, monkeypatch):
-    from ray.cluster_utils import Cluster as Machines
-
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    size = {"num_cpus": 1, "object_store_memory": 2**27}
-    try:
-        machines = Machines(initialize_head=True, head_node_args=size)
-    except RuntimeError:  # on a busy machine, Ray may give up after 30 s
-        machines = Machines(initialize_head=True, head_node_args=size)
-    other = machines.add_node(**size, node_ip_address="127.0.0.2")
+    started = subprocess.Popen(
+        [sys.executable, "-c", MACHINES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
     def on_request(number: int) -> None:
         """The first worker waits until the other one encodes too; then the other machine dies."""
         if number == 1:
             wait_until(lambda: len(busy_workers(str(own_cache))) == 2)
-            machines.remove_node(other, allow_graceful=False)
+            print(file=started.stdin, flush=True)
 
     files = [save(tmp_path / "pictures" / f"{number:02}.png", number) for number in range(30)]
     command = [sys.executable, "-m", "hashseek", "index", "add", "new", "list.jsonl", "--checkpoint", str(checkpoint)]
     command += ["--allow-private", "--url-seconds", "300", "--engine", ENGINE, "--shard-size", "4"]
-    command += ["--ray", machines.address]
-    try:
-        with server(on_request) as url:
-            rows = [{"url": url}, *({"file": str(file)} for file in files)]
-            (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
-    finally:
-        machines.shutdown()
+    with started, server(on_request) as url:
+        rows = [{"url": url}, *({"file": str(file)} for file in files)]
+        (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        command += ["--ray", started.stdout.readline().strip()]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert "added 31, already stored 0, skipped 0" in done.stdout
 
