@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,16 +37,14 @@ class MicroBatches:
         self._largest = largest
         self._observe = observe
         self._start()
+        _in_use.add(self)
 
     def _start(self) -> None:
-        self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, "hashseek-encode", lower_priority)
         self._waiting: deque[tuple[Pixels, Future[Rows]]] = deque()
 
     def __call__(self, pixels: Pixels) -> Rows:
         """Features (1, D) and outputs (1, K) of one image (3, size, size). Errors of a pass go to all its callers."""
-        if os.getpid() != self._process:  # threads do not survive a fork
-            self._start()
         own: Future[Rows] = Future()
         self._waiting.append((pixels, own))
         self._thread.submit(self._run)
@@ -64,6 +63,19 @@ class MicroBatches:
         self._observe(len(batch))
         for row, (_, future) in enumerate(batch):
             future.set_result((features[row : row + 1], outputs[row : row + 1]))
+
+
+_in_use: WeakSet[MicroBatches] = WeakSet()
+
+
+def _restart() -> None:
+    """Threads do not survive a fork."""
+    for batches in _in_use:
+        batches._start()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart)
 
 
 def lower_priority() -> None:

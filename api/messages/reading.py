@@ -108,7 +108,8 @@ def documented_body(form: type[BaseModel], json_body: type[BaseModel] | None = N
     content = {"multipart/form-data": {"schema": schema, "encoding": encoding}}
     if json_body is not None:
         content["application/json"] = {"schema": _schema(json_body)}
-    # Also because openapi-python-client 0.29 fails for two kinds of body if an operation has no optional parameter.
+    # Every request may have it. It is documented where there is a body: openapi-python-client 0.29 fails for operations
+    # with two kinds of body and no optional parameter.
     request_id = {"name": ID_HEADER, "in": "header", "schema": {"type": "string"}, "description": "For the log."}
     return {"parameters": [request_id], "requestBody": {"required": True, "content": content}}
 
