@@ -110,7 +110,7 @@ def queries_and_seeds(differences: Floats) -> float:
     """Two-sided p-value of a mean difference if both seeds and queries are samples; 1 for a single seed or query.
 
     The variance of the mean is at most that of the means of queries plus that of the means of seeds. With it, this is
-    Clark's min F' (The language-as-fixed-effect fallacy, 1973), a conservative test.
+    Clark's min F' (The language-as-fixed-effect fallacy, 1973): conservative if queries vary more than seeds.
 
     Args:
         differences: (S, Q), of S pairs of runs on Q queries; queries with NaN are left out.

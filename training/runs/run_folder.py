@@ -82,8 +82,8 @@ def _check_run(run: Run, config: Config, *, resume: bool) -> None:
     changes = differences(earlier, now)
     if changes:
         raise BadConfig(
-            f"the run in {run.folder} has another configuration ({'; '.join(changes)}): resume with the same one, or "
-            "choose another folder with --out"
+            f"the run in {run.folder} has another configuration ({'; '.join(changes)}): resume with the same one "
+            "and the same version of Hashseek, or choose another folder with --out"
         )
 
 
@@ -153,8 +153,8 @@ def write_or_check(file: Path, what: dict[str, Any]) -> None:
         more = [f"and {len(changes) - 5} more"] if len(changes) > 5 else []
         shown = "; ".join([*changes[:5], *more])
         raise BadConfig(
-            f"{file.parent} holds runs with other settings or data ({shown}): use the same ones, or choose another "
-            "folder with --out"
+            f"{file.parent} holds runs with other settings or data ({shown}): use the same ones and the same version "
+            "of Hashseek, or choose another folder with --out"
         )
 
 
