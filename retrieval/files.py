@@ -5,11 +5,15 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from hashseek.retrieval.errors import BadConfig
+
+CACHE_REMEDY = "point HASHSEEK_CACHE at a writable folder with enough space"
 
 
 def write_atomically(path: Path, content: bytes | memoryview, *, within: Path | None = None) -> None:
@@ -22,18 +26,18 @@ def write_atomically(path: Path, content: bytes | memoryview, *, within: Path | 
         OSError: the folder is not writable or the disk is full; no partial file remains.
     """
     _make_folder(path.parent, within)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o644)
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk
-            error.filename = str(path)
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.errno:
+            error.filename, error.filename2 = str(path), None
         raise
     fsync_folder(path.parent)
 
@@ -120,10 +124,25 @@ def delete_oldest(folder: Path, pattern: str, *, keep: int) -> None:
 
 
 def cache_folder() -> Path:
-    """For files that can be computed again: `$HASHSEEK_CACHE`, `$XDG_CACHE_HOME/hashseek` or `~/.cache/hashseek`."""
-    if own := os.environ.get("HASHSEEK_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hashseek"
+    """For files that can be computed again: `$HASHSEEK_CACHE`, `$XDG_CACHE_HOME/hashseek` or `~/.cache/hashseek`.
+
+    Raises:
+        BadConfig: none of them is set, and the user has no home folder.
+    """
+    own = os.environ.get("HASHSEEK_CACHE")
+    return Path(own) if own else user_cache() / "hashseek"
+
+
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME` or `~/.cache`.
+
+    Raises:
+        BadConfig: the user has no home folder.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise BadConfig("this user has no home folder: set HOME, or XDG_CACHE_HOME to a folder for caches") from None
 
 
 def cached_file(folder: str, *parts: object, suffix: str = "") -> Path:

@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
     warnings.filterwarnings("ignore", module=r"PIL\.")  # it warns about metadata
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if it cannot cache the list of fonts
     if "" in arguments:  # as a path, it would mean the current folder
         before = " ".join(arguments[: arguments.index("")])
         fail(f"the argument after `hashseek {before}` is empty: is a shell variable unset?")

@@ -63,7 +63,8 @@ class Database:
         """Open the file.
 
         Raises:
-            BadCollection: missing, not a Hashseek catalog, damaged, or written by another version of Hashseek.
+            BadCollection: missing, not writable, not a Hashseek catalog, damaged, or written by another version of
+                Hashseek.
         """
         self.path = path
         if not path.is_file():
@@ -80,6 +81,9 @@ class Database:
         try:
             self._check_format()
             if not read_only:
+                for place in (path.parent, path):  # otherwise SQLite creates files before it fails
+                    if not os.access(place, os.W_OK):
+                        raise BadCollection(f"{place} is not writable by this user: change its permissions or owner")
                 with as_hashseek_error(path):
                     self._writer = _connect(path, "rw")
         except BaseException:
@@ -210,11 +214,16 @@ class Database:
         return reader
 
     def _open_reader(self) -> _Reader:
-        """A new reader, also without permission to write to the folder, or on a full disk.
+        """A new reader, also without permission to write, or on a full disk.
 
         Then SQLite can read a WAL file only while a writer is active, whose files it shares. Without a writer the file
         does not change and can be opened as immutable; it is reopened after a change.
         """
+        if not os.access(self.path, os.W_OK) and not self.path.with_name(f"{self.path.name}-shm").exists():
+            # If the folder is writable, SQLite would create files there that the catalog's owner cannot write.
+            unchanged = self._stamp()
+            if unchanged is not None:
+                return _Reader(_connect(self.path, "ro&immutable=1"), unchanged)
         try:
             return _Reader(_connect(self.path, "ro"))
         except sqlite3.OperationalError as error:
@@ -248,6 +257,7 @@ def create_catalog(path: Path, *, fingerprint: str, n_bits: int, keep_features: 
         n_bits: the length of its codes.
         keep_features: also store the features of every image.
     """
+    path.touch()  # SQLite would not let members of the group write it, whatever the umask
     # Without a write-ahead log: on a full disk, SQLite would leave the tables there, and the file could not be renamed.
     with as_hashseek_error(path), closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
@@ -290,7 +300,9 @@ def as_hashseek_error(path: Path) -> Iterator[None]:
         not_text = primary is None and not isinstance(error, sqlite3.ProgrammingError)
         if not_text or primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
             raise CatalogDamaged(path, str(error)) from None
-        raise BadCollection(f"{answer}: check the permissions of the folder, and that the disk has space") from None
+        raise BadCollection(
+            f"{answer}: check the permissions of the folder and of the files in it, and that the disk has space"
+        ) from None
 
 
 def now() -> str:

@@ -23,7 +23,7 @@ import numpy as np
 
 from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.files import cached_file, delete_oldest, mark_used, write_atomically
+from hashseek.retrieval.files import CACHE_REMEDY, cached_file, delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing, normalizer
 from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.retrieval.models.names import TIMM, is_from_outside
@@ -60,7 +60,9 @@ def load_model(ov: Any, network: LazyBackbone, preprocessing: Preprocessing) -> 
             write_atomically(file, content)
             delete_oldest(file.parent, "*.model", keep=_KEPT_BYTES)
         except (OSError, RuntimeError) as error:
-            _log.warning("the converted network cannot be cached, so every start converts it again: %s", error)
+            _log.warning(
+                "the converted network cannot be cached, so every start converts it again (%s): %s", error, CACHE_REMEDY
+            )
             return model
     length = int.from_bytes(content[32:40], "little")
     weights = np.frombuffer(content, np.uint8, offset=40 + length)

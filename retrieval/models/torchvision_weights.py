@@ -9,15 +9,19 @@ from pathlib import Path
 
 from hashseek.retrieval.download import download
 from hashseek.retrieval.errors import BadCheckpoint
+from hashseek.retrieval.files import user_cache
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
 _SOURCE = "https://download.pytorch.org/models/"
 
 
 def cached(file: str) -> Path:
-    """The path of a file of pretrained weights once it is downloaded."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("TORCH_HOME") or f"{cache}/torch"
+    """The path of a file of pretrained weights once it is downloaded.
+
+    Raises:
+        BadConfig: the user has no home folder.
+    """
+    home = os.environ.get("TORCH_HOME") or user_cache() / "torch"
     return Path(home).expanduser() / "hub" / "checkpoints" / file
 
 
@@ -46,8 +50,9 @@ def fetch_weights(file: str) -> Path:
     except OSError as error:
         raise BadCheckpoint(
             f"the weights {_SOURCE}{file} could not be downloaded ({error}): try again, copy the file to "
-            f"{path.parent}, or use a local file (--backbone NAME --weights FILE, in training model.weights=FILE); "
-            "without weights, index with --backbone pixels, and train with model.weights=none"
+            f"{path.parent} (TORCH_HOME changes this folder), or use a local file (--backbone NAME --weights FILE, in "
+            "training model.weights=FILE); without weights, index with --backbone pixels, and train with "
+            "model.weights=none"
         ) from None
     return path
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.engines import Engine
-from hashseek.retrieval.files import cached_file, delete_oldest, mark_used, write_atomically
+from hashseek.retrieval.files import CACHE_REMEDY, cached_file, delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.retrieval.models.names import is_from_outside
@@ -67,7 +67,7 @@ def features_of(
         write_atomically(file, buffer.getbuffer())
         delete_oldest(file.parent, "*.npy", keep=_KEPT_BYTES)
     except OSError as error:
-        _log.warning("features cannot be cached, so the next run will compute them again: %s", error)
+        _log.warning("features cannot be cached, so the next run will compute them again (%s): %s", error, CACHE_REMEDY)
     return features
 
 

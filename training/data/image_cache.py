@@ -14,13 +14,13 @@ import numpy as np
 from filelock import FileLock
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.files import delete_oldest, fsync_folder
+from hashseek.retrieval.files import CACHE_REMEDY, delete_oldest, fsync_folder
 from hashseek.retrieval.images import Pixels
 
 # Bytes to leave free for the run's own files.
 RESERVE = 2**30
 KEPT_BYTES = 64 * 2**30
-_REMEDY = "point HASHSEEK_CACHE at a larger disk, or set train.cache = none"
+_REMEDY = f"{CACHE_REMEDY}, or set train.cache = none"
 
 
 def check_disk(file: Path, n_bytes: int) -> None:

@@ -1,5 +1,6 @@
 """The catalog keeps what it acknowledged, whatever else is in the file, on the disk, or at work beside it."""
 
+import os
 import shutil
 import sqlite3
 import threading
@@ -215,6 +216,41 @@ sys.exit()
     assert reader.wait() == 0, reader.err
     assert reader.out.splitlines() == ["BadCollection", "1", "2", "3", "4"]
     path.parent.chmod(0o755)
+
+
+def test_those_who_may_not_write_the_catalog_leave_no_files_that_its_owner_cannot_write(path, start):
+    """In a folder that everybody may write, as on a shared disk."""
+    with closing(Catalog(path)) as writer:
+        writer.add(images(1))
+    path.chmod(0o444)
+    other = start(
+        before=f"""
+drop_rights()
+from pathlib import Path
+from hashseek.indexing.catalog import Catalog
+from hashseek.retrieval.errors import BadCollection
+print(len(Catalog(Path({str(path)!r}), read_only=True)), flush=True)
+try: Catalog(Path({str(path)!r}))
+except BadCollection as error: print(type(error).__name__, flush=True)
+os._exit(0)  # without closing anything
+"""
+    )
+    assert other.wait() == 0, other.err
+    assert other.out.splitlines() == ["1", "BadCollection"]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_the_umask_decides_who_may_write(tmp_path):
+    """SQLite gives its files the permissions of the catalog, so that a group can share a collection."""
+    before = os.umask(0o002)
+    try:
+        create_catalog(tmp_path / "new.sqlite", fingerprint="f" * 64, n_bits=12)
+        with closing(Catalog(tmp_path / "new.sqlite")) as writer:
+            writer.add(images(1))
+            modes = {file.name: oct(file.stat().st_mode & 0o777) for file in tmp_path.glob("new.sqlite*")}
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("new.sqlite", "new.sqlite-wal", "new.sqlite-shm"), "0o664")
 
 
 def test_other_files_and_other_versions_are_refused(tmp_path, path):
