@@ -22,7 +22,7 @@ COPY api api
 # hadolint takes the extra for a package whose version is open.
 # hadolint ignore=DL3013
 RUN if [ "$VARIANT" = cpu ]; then sed -i '/"faiss-gpu/d; s/\("faiss-cpu[^;"]*\);[^"]*/\1/' pyproject.toml; fi \
-    && pip install --no-cache-dir ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} '.[milvus]'
+    && pip install --no-cache-dir ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} '.[milvus,otel]'
 
 FROM python:3.12-slim-bookworm
 RUN useradd --uid 10001 --create-home hashseek \

@@ -508,7 +508,8 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
         """`Client.add_many` as an asynchronous iterator over an ordinary iterable."""
         for batch in (batches := _Batches(images)):
             try:
-                results = await self._send(_Calls.batch(batch))
+                async with self._slots:
+                    results = await self._send(_Calls.batch(batch))
             except HashseekError as error:
                 results = batches.divide(batch, error)
             for result in results:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import re
 import secrets
 import shlex
@@ -142,5 +143,8 @@ def _write(file: Path, keys: Mapping[str, Key]) -> None:
     import tomli_w
 
     content = {name: {k: v for k, v in asdict(key).items() if k != "name"} for name, key in keys.items()}
-    # Others may read the file: a key cannot be computed from its hash.
-    write_atomically(file, tomli_w.dumps(content).encode())
+    before = os.umask(0o022)  # the service may run as another user; a key cannot be computed from its hash
+    try:
+        write_atomically(file, tomli_w.dumps(content).encode())
+    finally:
+        os.umask(before)

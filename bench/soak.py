@@ -58,7 +58,7 @@ def read_stored(folder: Path) -> Stored:
     from hashseek.indexing.collection import Collection
 
     with closing(Collection(folder, read_only=True)) as collection:
-        images, _ = collection.browse(None, limit=10**9)
+        images = collection.browse(None, limit=10**9).images
         return {image.key or f"id {image.id}": (image.id, image.sha256, image.labels) for image in images}
 
 

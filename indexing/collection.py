@@ -30,6 +30,7 @@ from hashseek.indexing.catalog import (
     create_catalog,
 )
 from hashseek.indexing.catalog.filters import Filter
+from hashseek.indexing.catalog.records import Page, page_of
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.collection_index import CollectionIndex
@@ -236,16 +237,15 @@ class Collection:
         except (HashseekError, OSError) as error:
             log.warning("files that no image needs were not deleted (`hashseek index optimize` will): %s", error)
 
-    def browse(
-        self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int
-    ) -> tuple[list[StoredImage], int]:
-        """At most `limit` records with ids above `after`, after the first `offset`, and how many match the filter."""
+    def browse(self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int) -> Page:
+        """At most `limit` records with ids above `after`, without the first `offset`."""
         if among is None:
             n_images = self._counted("images", lambda: {"all": len(self.catalog)})["all"]  # also those without a code
-            return self.catalog.page(after=after, offset=offset, limit=limit), n_images
-        ids = self.catalog.ids_where(among)
-        found = self.catalog.get(ids[ids > after][offset : offset + limit].tolist())
-        return [image for image in found if image is not None], len(ids)
+            images = self.catalog.page(after=after, offset=offset, limit=limit + 1)
+            return page_of([image.id for image in images], images, limit=limit, total=n_images)
+        matching = self.catalog.ids_where(among)
+        ids = matching[matching > after][offset : offset + limit + 1].tolist()
+        return page_of(ids, self.catalog.get(ids), limit=limit, total=len(matching))
 
     def owns(self, image: StoredImage) -> bool:
         """Whether the collection itself keeps the image's file."""

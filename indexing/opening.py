@@ -38,7 +38,7 @@ def open_store(
     uri = parse_uri(place)
     if keep_features:
         raise BadConfig(f"{uri} is in Milvus and cannot store features: leave out --keep-features, or use a folder")
-    return MilvusStore(uri, checkpoint=checkpoint, create=create)
+    return MilvusStore(uri, checkpoint=checkpoint, create=create, read_only=read_only)
 
 
 @contextmanager

@@ -102,11 +102,11 @@ def fast_bf16() -> bool:
 
 
 def n_threads() -> int:
-    """Threads of an encoder: as many as torch uses if it is loaded, otherwise OMP_NUM_THREADS, or one per core."""
-    if "torch" in sys.modules:
-        return int(sys.modules["torch"].get_num_threads())
+    """Threads of an encoder: as many as torch uses if it is loaded, otherwise OMP_NUM_THREADS; at most one per core."""
+    if "torch" in sys.modules:  # which knows nothing of the limit of a container
+        return min(int(sys.modules["torch"].get_num_threads()), n_cores())
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, int(wanted)) if wanted.isdecimal() else n_cores()
+    return min(max(1, int(wanted)), n_cores()) if wanted.isdecimal() else n_cores()
 
 
 def n_cores() -> int:

@@ -105,20 +105,13 @@ def find_label_file(path: Path) -> Path | None:
     return path
 
 
-def read_label_file(
-    source: Path,
-    *,
-    split_column: str = "split",
-    ignore_columns: Sequence[str] = (),
-    drop_labels: Sequence[str] = (),
-) -> LabelFile:
+def read_label_file(source: Path, *, split_column: str = "split", ignore_columns: Sequence[str] = ()) -> LabelFile:
     """Read the images and labels for training from a `.csv` or `.jsonl` file. Bad lines are left out and reported.
 
     Args:
         source: the file.
         split_column: the column with the split.
         ignore_columns: columns to ignore; other unknown columns are problems.
-        drop_labels: shell patterns of labels to leave out, such as `*_r1`.
 
     Raises:
         BadDataset: the file cannot be read.
@@ -129,7 +122,6 @@ def read_label_file(
         split_column, *ignore_columns = (_column(name, ("file",)) for name in (split_column, *ignore_columns))
     known = {"file", "labels", split_column, *ignore_columns}
     line_of_file: dict[Path, int] = {}
-    occurring: set[str] = set()
     unknown: dict[str, None] = {}
     for row in read_rows(source, one_of=("file",), errors="strict"):
         if isinstance(row, Problem):
@@ -138,9 +130,7 @@ def read_label_file(
         line, values = row
         where = f"{source.name} line {line}"
         unknown |= dict.fromkeys(column for column in values if column not in known)
-        found, remarks = parse_labels(values.get("labels"))
-        occurring.update(found)
-        labels = without_labels(found, drop_labels)
+        labels, remarks = parse_labels(values.get("labels"))
         split, reason = parse_split(values.get(split_column)) if split_column not in ignore_columns else (None, None)
         if reason:
             setting = _ignoring([*ignore_columns, split_column])
@@ -161,7 +151,6 @@ def read_label_file(
         assert path is not None
         line_of_file[path] = line
         items.append(Item(path, file, labels, split, line))
-    check_patterns(drop_labels, occurring, source=source)
     if unknown:
         hint = suggest(next(iter(unknown)), ("file", "labels", split_column))
         columns = ", ".join(map(repr, unknown))

@@ -248,7 +248,11 @@ class TrainSection(_Section):
         description="where validation images are searched: among the `training` images, or among each other "
         "(`held-out`), which is fairer for choosing hyperparameters",
     )
-    patience: int | None = Field(default=None, ge=1, description="stop after this many epochs without improvement")
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description="stop after this many epochs without a better validation score; unsupervised losses have none",
+    )
     ema: float | None = Field(
         default=None,
         gt=0,
@@ -374,7 +378,7 @@ class Config(_Section):
 def load_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, a shipped configuration or a dictionary, and apply overrides such as `model.n_bits=24`.
 
-    An override that names another loss or data set removes the source's settings of the old one.
+    An override that names another loss, partner or data set removes the source's settings of the old one.
 
     Raises:
         BadConfig: no such file, not TOML, a misspelt key, or a value outside its limits.
@@ -456,20 +460,21 @@ def parse_assignment(text: str, *, example: str) -> tuple[str, Any]:
 
 
 def with_values(content: Mapping[str, Any], values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """A copy of a configuration's content with values by `section.key`; another loss or data set clears its section.
+    """A copy of a configuration's content with values by `section.key`; another name clears its section.
 
     Raises:
         BadConfig: a section on the way is a value.
     """
-    changed, clearing = copy.deepcopy(dict(content)), ("data.name", "loss.name")
-    for key, value in sorted(values, key=lambda one: one[0] not in clearing):
+    changed = copy.deepcopy(dict(content))
+    named = {"data.name": None, "loss.name": LossSection().name, "partner.name": None}  # and the default
+    for key, value in sorted(values, key=lambda one: one[0] not in named):
         *sections, last = key.split(".")
         target = changed
         for section in sections:
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
                 raise BadConfig(f"the setting {key!r} does not exist: {section!r} is a value, not a section")
-        if key in clearing and target.get("name") != value:
+        if key in named and target.get("name", named[key]) != value:
             target.clear()
         target[last] = value
     return changed

@@ -15,7 +15,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.training.config import Config, parse_config, with_values
-from hashseek.training.loop.network import is_unsupervised
+from hashseek.training.loop.network import check_losses, is_unsupervised
 from hashseek.training.losses import loss_class
 from hashseek.training.losses.hyperparameters import check
 
@@ -67,6 +67,7 @@ def check_space(content: Mapping[str, Any], space: Distributions, *, source: str
             for key in keys:
                 if key.partition(".")[0] in ("loss", "partner"):
                     _check_hyperparameter(key, config, space)
+            check_losses(config)
 
 
 def _flat(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

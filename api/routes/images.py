@@ -93,12 +93,10 @@ batch_router = APIRouter(prefix="/v1", tags=["images"])
 @router.get("", openapi_extra=documented_query(PageParameters))
 def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, query_of(PageParameters)]) -> ImagePage:
     """Stored images that match the filters, by ascending id."""
-    limit = parameters.limit
-    found, total = searcher.collection.browse(
-        parameters.among(), after=parameters.after, offset=parameters.offset, limit=limit + 1
+    page = searcher.collection.browse(
+        parameters.among(), after=parameters.after, offset=parameters.offset, limit=parameters.limit
     )
-    images = [ImageRecord.of(stored) for stored in found[:limit]]
-    return ImagePage(images=images, total=total, next=images[-1].id if len(found) > limit else None)
+    return ImagePage(images=[ImageRecord.of(stored) for stored in page.images], total=page.total, next=page.next)
 
 
 @router.delete("", dependencies=[WritableDep, Depends(refuse_body)], openapi_extra=documented_query(DeleteParameters))

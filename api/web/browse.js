@@ -45,7 +45,7 @@ function measure() {
 }
 
 // Makes the rows from one screen above the window to one below it, and room for the others.
-export function draw() {
+function draw() {
   if (ui.stored.hidden || total === 0) return;
   if (!ui.storedList.firstChild) place(0, 1);
   measure();

@@ -110,6 +110,23 @@ class StoredImage:
 
 
 @dataclass(frozen=True)
+class Page:
+    """Some of the records that match a filter, by ascending id."""
+
+    images: list[StoredImage]
+    next: int | None
+    """The id after which the next page begins; None at the end."""
+    total: int
+    """How many records match."""
+
+
+def page_of(ids: Sequence[int], found: Sequence[StoredImage | None], *, limit: int, total: int) -> Page:
+    """A page of the first `limit` ids; `found`: their records, or None for one that was removed meanwhile."""
+    images = [image for image in found[:limit] if image is not None]
+    return Page(images, ids[limit - 1] if len(ids) > limit else None, total)
+
+
+@dataclass(frozen=True)
 class FileRecord:
     """What a record stores about its file: size in bytes, modification time if known, and whether it has a code."""
 

@@ -395,7 +395,7 @@ def _fit(
 def _suggest(collection: Store, *, is_new: bool) -> None:
     """Print the two commands that come next; for an older collection, recommend a refit if that may help."""
     if is_new:
-        path = next((image.path for image in collection.browse(None, limit=1)[0]), "")
+        path = next((image.path for image in collection.browse(None, limit=1).images), "")
         if path:
             print_next(collection.place, "PICTURE.jpg" if is_remote(path) else shlex.quote(path))
         return

@@ -38,11 +38,15 @@ class Stop(threading.Event):
 
 @contextmanager
 def stop_on_signals() -> Iterator[Stop]:
-    """The first SIGINT or SIGTERM stops after the current batch, the second one at once."""
+    """The first SIGINT or SIGTERM stops after the current batch, the second one at once.
+
+    Python waits for threads that are downloading; a third one does not.
+    """
     stop = Stop()
 
     def ask(number: int, _: FrameType | None) -> None:
         if stop.is_set():
+            signal.signal(number, signal.SIG_DFL)
             raise KeyboardInterrupt
         stop.code = 128 + number
         stop.set()

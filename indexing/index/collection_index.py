@@ -73,8 +73,7 @@ class CollectionIndex:
     def merge_segments(self) -> None:
         """Merge the fresh segment into the built one if it has grown; others can search and change it."""
         kind = self.kind
-        if self._view.kind != kind:  # another process may have built another kind
-            self._load_newer(kind)
+        self._load_newer(kind)
         view = self.current()
         if view.is_due or view.kind != kind:
             self._install(merge(view, kind))

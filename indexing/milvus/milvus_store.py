@@ -18,10 +18,12 @@ from hashseek.indexing.catalog.database import now
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import (
     FileRecord,
+    Page,
     StoredCode,
     check_attributes,
     check_described,
     check_labels,
+    page_of,
     same_attributes,
 )
 from hashseek.indexing.collection import Limits, check_checkpoint
@@ -53,7 +55,9 @@ class MilvusStore:
     keeps_features = False
     in_folder = False  # `records_by_path` reads every row, and a new id may be lower than an old one
 
-    def __init__(self, uri: MilvusUri, *, checkpoint: Path | None = None, create: bool = False) -> None:
+    def __init__(
+        self, uri: MilvusUri, *, checkpoint: Path | None = None, create: bool = False, read_only: bool = False
+    ) -> None:
         """Connect and open; with `create`, create the collection for `checkpoint` if it does not exist.
 
         Raises:
@@ -64,6 +68,7 @@ class MilvusStore:
         """
         self.uri = uri
         self._checkpoint = checkpoint
+        self._read_only = read_only
         self._writes = create
         self._counted = 0.0
         self._counts: tuple[dict[str, int], dict[str, int]] = {}, {}
@@ -219,6 +224,7 @@ class MilvusStore:
 
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
         """Remove images, see `Catalog.remove`."""
+        self._check_writable()
         if not missing_ok:
             stored = {row["id"] for row in self._rows("id", ids, ["id"], "Strong")}
             if missing := [image_id for image_id in ids if image_id not in stored]:
@@ -228,9 +234,14 @@ class MilvusStore:
         self._writes = True
 
     def _upsert(self, rows: list[Row]) -> None:
+        self._check_writable()
         if rows:
             self._connection.write("upsert", data=rows)
             self._writes = True
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise BadCollection(f"{self.uri} was opened read-only: it cannot be changed")
 
     # ------------------------------------------------------------ reading
 
@@ -322,13 +333,11 @@ class MilvusStore:
         """Ids (ascending) of the images that pass a filter."""
         return np.fromiter(self._ids(expression(among)), np.int64)
 
-    def browse(
-        self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int
-    ) -> tuple[list[StoredImage], int]:
-        """At most `limit` records with ids above `after`, without the first `offset`, and how many match the filter."""
-        chosen = expression(among)
-        ids = list(islice(self._ids(chosen, offset + limit, after=after), offset, offset + limit))
-        return [image for image in self.get(ids) if image is not None], self._count(chosen)
+    def browse(self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int) -> Page:
+        """At most `limit` records with ids above `after`, without the first `offset`."""
+        chosen, n = expression(among), offset + limit + 1
+        ids = list(islice(self._ids(chosen, n, after=after), offset, n))
+        return page_of(ids, self.get(ids), limit=limit, total=self._count(chosen))
 
     def code_of(self, image_id: int) -> StoredCode:
         """The code of one image, see `Catalog.code_of`."""

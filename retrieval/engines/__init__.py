@@ -49,7 +49,7 @@ def build_engine(
     device: str = "auto",
     precision: str = "auto",
 ) -> Engine:
-    """The engine `name` for a backbone, which runs in evaluation mode and is not changed.
+    """The engine `name` for a backbone, which runs in evaluation mode.
 
     Args:
         name: one of `ENGINES`.

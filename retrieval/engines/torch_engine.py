@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hashseek.retrieval.devices import in_bf16, pick_device
+from hashseek.retrieval.devices import in_bf16, n_threads, pick_device
 from hashseek.retrieval.images import Pixels, Preprocessing, normalizer
 from hashseek.retrieval.models.batch_norm_folding import fold
 
@@ -23,6 +23,8 @@ class TorchEngine:
 
     def __init__(self, network: nn.Module, preprocessing: Preprocessing, *, device: str, precision: str) -> None:
         self.device = pick_device(device)
+        if self.device.type == "cpu":
+            torch.set_num_threads(n_threads())
         self._half = in_bf16(precision, cpu=self.device.type == "cpu")
         folded, n_folded = fold(network)
         if self._half:

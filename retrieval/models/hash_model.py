@@ -70,7 +70,7 @@ class HashModel(nn.Module):
             with torch.inference_mode():
                 image = torch.zeros(1, 3, size, size, device=next(self.parameters()).device)
                 width = self.eval().features(image).shape[1]
-        except (AssertionError, RuntimeError, ValueError) as error:
+        except Exception as error:  # a network from outside may raise anything
             raise BadConfig(
                 f"the backbone {self.backbone_name} does not accept images of {size} x {size} pixels "
                 f"({first_line(error)}): set model.size = {default.size}, the size that its weights were trained with"

@@ -261,8 +261,9 @@ def test_the_command_refuses_an_open_port_without_keys(hashseek, indexed, tmp_pa
 
 
 def test_the_commands_create_list_and_revoke(hashseek, file):
-    before = f"os.environ['HASHSEEK_KEYS'] = {str(file)!r}"
+    before = f"os.environ['HASHSEEK_KEYS'] = {str(file)!r}; os.umask(0o077)"
     code, printed, _ = hashseek("keys", "create", "alice.b", "--role", "write", before=before)
+    assert file.stat().st_mode & 0o777 == 0o644  # the service may run as another user
     [secret] = printed.split()
     assert (code, len(secret)) == (0, 47)
     assert secret not in file.read_text()

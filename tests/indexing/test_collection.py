@@ -415,6 +415,21 @@ def test_many_images_are_removed_without_all_their_records_in_memory(tmp_path):
     assert peak < 400 * n  # a record takes 1,000 bytes
 
 
+def test_a_page_goes_on_after_images_that_were_removed_while_it_was_read(own_collection, monkeypatch):
+    with closing(Collection(own_collection)) as collection, closing(Collection(own_collection)) as other:
+        get = collection.catalog.get
+
+        def get_late(ids):
+            other.remove([2, 3], missing_ok=True)
+            return get(ids)
+
+        monkeypatch.setattr(collection.catalog, "get", get_late)
+        labelled = Filter(any_labels=("even", "odd"))
+        page = collection.browse(labelled, limit=3)
+        assert ([image.id for image in page.images], page.next, page.total) == ([1], 3, 12)
+        assert [image.id for image in collection.browse(labelled, after=3, limit=3).images] == [4, 5, 6]
+
+
 def test_unknown_ids_of_any_size_are_not_removed(tmp_path):
     with closing(code_collection(tmp_path, n_bits=8)) as collection:
         collection.add(new_images(np.zeros((2, 1), np.uint8)))

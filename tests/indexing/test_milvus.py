@@ -96,7 +96,11 @@ def test_commands_find_the_same_in_milvus_as_in_a_folder(hashseek, milvus_name, 
     stats = json.loads(hashseek("index", "stats", milvus_name, "--json")[1])
     assert (stats["images"], stats["bits"], stats["labels"]) == (12, 48, {"mine": 12})
     assert "spaces" not in stats
-    first = open_store(Path(milvus_name)).browse(None, limit=1)[0][0].id
+    with closing(open_store(Path(milvus_name), read_only=True)) as reader:
+        first = reader.browse(None, limit=1).images[0].id
+        for change in (lambda: reader.remove([first]), lambda: reader.update(first, labels=["other"])):
+            with pytest.raises(BadCollection):
+                change()
     assert hashseek("index", "remove", milvus_name, first)[1] == f"removed 1; {milvus_name} holds 11 images\n"
     assert hashseek("search", milvus_name, picture)[0] == 2  # it keeps no checkpoint
 
@@ -114,8 +118,8 @@ def test_what_ray_encoded_is_stored_like_what_one_process_encoded(
         closing(MilvusStore(parse_uri(milvus_name))) as store,
         closing(Collection(indexed, read_only=True)) as collection,
     ):
-        expected = {image.sha256: collection.code_of(image.id) for image in collection.browse(None, limit=20)[0]}
-        found = {image.sha256: store.code_of(image.id) for image in store.browse(None, limit=20)[0]}
+        expected = {image.sha256: collection.code_of(image.id) for image in collection.browse(None, limit=20).images}
+        found = {image.sha256: store.code_of(image.id) for image in store.browse(None, limit=20).images}
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[content].code, expected[content].code) for content in found)
         assert store.label_counts() == {"mine": 12}
@@ -171,8 +175,8 @@ def test_an_export_of_a_folder_is_imported(hashseek, milvus_name, checkpoint, ot
             code, out, _ = hashseek("index", "import", tmp_path / "x.parquet", milvus_name, "--checkpoint", checkpoint)
             assert (code, out.split(";")[0]) == (0, outcome)
         with closing(MilvusStore(parse_uri(milvus_name))) as store:
-            for image in store.browse(None, limit=20)[0]:
-                [same] = [one for one in collection.browse(None, limit=20)[0] if one.sha256 == image.sha256]
+            for image in store.browse(None, limit=20).images:
+                [same] = [one for one in collection.browse(None, limit=20).images if one.sha256 == image.sha256]
                 assert (image.path, image.labels) == (collection.uri_of(same), same.labels)
                 assert store.code_of(image.id).code.tolist() == collection.code_of(same.id).code.tolist()
 

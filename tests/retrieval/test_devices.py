@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 
 from hashseek.retrieval import devices
 from hashseek.retrieval.errors import BadConfig
@@ -28,7 +29,8 @@ def test_the_limit_of_a_container_counts_beside_the_affinity(tmp_path, monkeypat
     devices._cpu_limit.cache_clear()  # pytest uses the folder of a test that has passed again
     monkeypatch.setattr(devices, "CPU_MAX", file)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
-    assert devices.n_cores() == expected
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)  # it knows nothing of the limit
+    assert devices.n_cores() == devices.n_threads() == expected
 
 
 @pytest.mark.parametrize("name", ["gpu", "mps", "xpu", "meta", "cuda:99"])

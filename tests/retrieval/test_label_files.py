@@ -165,13 +165,6 @@ def test_a_cell_that_only_begins_like_a_json_list_is_one_label_and_reported(fold
     assert [problem.skipped for problem in found.problems] == [False, False]
 
 
-def test_labels_can_be_left_out_by_pattern(folder):
-    path = write(folder, "file,labels\na.jpg,sky;sky_r1\nb.jpg,sea_r1\n")
-    assert [item.labels for item in read_label_file(path, drop_labels=("*_r1",)).items] == [("sky",)]
-    with pytest.raises(BadDataset):
-        read_label_file(path, drop_labels=("nothing_*",))
-
-
 @pytest.mark.parametrize(
     "content",
     [

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.training.config import load_config
+from hashseek.training.config import load_config, with_values
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.losses import build_loss
 
@@ -35,6 +35,10 @@ def test_another_name_drops_what_was_meant_for_the_old_one():
         assert load_config(shipped, ["loss.alpha=0.1", named]).loss.options() == {"alpha": 0.1}
     assert load_config(shipped, ["loss.name=hyp2"]).loss.options() == {"beta": 0.5}
     assert load_config(shipped, ["data.root=here", "data.name=folder"]).data.options() == {"root": "here"}
+    own = {"loss": {"weight": 3.0}, "partner": {"name": "asl", "gamma_neg": 3}}
+    assert with_values(own, [("loss.name", "tie_aware")])["loss"] == {"name": "tie_aware", "weight": 3.0}
+    assert with_values(own, [("loss.name", "hyp2")])["loss"] == {"name": "hyp2"}
+    assert with_values(own, [("partner.name", "bce")])["partner"] == {"name": "bce"}
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def test_a_folder_is_for_one_sweep_and_one_process(data, tmp_path):
         ({"optimizer.lr": 0.1}, "0.1"),
         ({"optimizer.lr": [0.1]}, "at least two"),
         ({"loss.beta": [[1], [2]]}, "at least two"),
-        ({"train.batch_size": [16, 64], "memory.size": [32, 64]}, "memory.size is 32"),
+        ({"loss.on": ["outputs", "projection"]}, r"section \[projection\]"),
         ({"train.val_n": [10, 20]}, "train.val_n"),
         ({"train.seed": [1, 2]}, "train.seed"),
         ({"data.root": ["a", "b"]}, "data.root"),
@@ -244,6 +244,14 @@ def test_a_mistake_in_the_ranges_is_named_before_anything_is_run(data, tmp_path,
     with pytest.raises(BadConfig, match=named):
         sweep(content(data), space, trials=1, folder=tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
+
+
+def test_settings_that_contradict_each_other_are_refused_before_anything_is_run(data):
+    own, space = content(data), parse_space({"train.batch_size": [16, 64], "memory.size": [32, 64]})
+    with pytest.raises(BadConfig, match=r"'hyp2' does not use a memory"):
+        check_space(own, space, source="sweep")
+    with pytest.raises(BadConfig, match=r"memory\.size is 32"):
+        check_space({**own, "loss": {"name": "mulsupcon"}}, space, source="sweep")
 
 
 def test_a_choice_may_unset_a_hyperparameter_that_is_optional(data):

@@ -155,8 +155,14 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
     Raises:
         BadConfig: sections that contradict each other.
     """
-    _check_losses(config, n_classes=n_classes)
+    check_losses(config)
     on, partner = config.loss.on, config.partner
+    if not n_classes and not is_unsupervised(config):
+        known = [name for name in LOSSES if loss_class(name).kind == "unsupervised"]
+        raise BadConfig(
+            f"the loss {(partner or config.loss).name!r} learns from labels, but the data set has none: use one of "
+            f"{', '.join(known)}"
+        )
     kind = loss_class(config.loss.name)
     network = Network(
         model,
@@ -167,11 +173,6 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         from_features=config.model.freeze_backbone,
         dropout=config.model.dropout,
     )
-    if config.model.freeze_backbone and "outputs" not in network.reads:
-        raise BadConfig(
-            f"model.freeze_backbone leaves only the head to learn, but no loss reads its outputs (loss.on is {on!r}): "
-            "set loss.on or partner.on to 'outputs', or unfreeze the backbone"
-        )
     width = network.widths[on]
     build: dict[str, Any] = {"n_classes": n_classes, "n_bits": width}
     objective = Objective(
@@ -193,8 +194,12 @@ def _logits_on(config: Config) -> Literal["outputs", "features", "projection"] |
     return section.on if loss_class(section.name).kind == "classification" else None
 
 
-def _check_losses(config: Config, *, n_classes: int) -> None:
-    """Refuse losses and sections that contradict each other."""
+def check_losses(config: Config) -> None:
+    """Refuse losses and sections that contradict each other.
+
+    Raises:
+        BadConfig: what contradicts what.
+    """
     on, partner = config.loss.on, config.partner
     classifies = loss_class(config.loss.name).kind == "classification"
     if partner is not None and loss_class(partner.name).kind != "classification":
@@ -206,12 +211,6 @@ def _check_losses(config: Config, *, n_classes: int) -> None:
         raise BadConfig(
             f"loss.name {config.loss.name!r} and partner.name {partner.name!r} both classify: leave the partner out"
         )
-    if not n_classes and not is_unsupervised(config):
-        known = [name for name in LOSSES if loss_class(name).kind == "unsupervised"]
-        raise BadConfig(
-            f"the loss {(partner or config.loss).name!r} learns from labels, but the data set has none: use one of "
-            f"{', '.join(known)}"
-        )
     if partner is not None and "quantization" in partner.options():
         raise BadConfig("the quantisation term belongs to the loss: set loss.quantization, not partner.quantization")
     needs_projection = "projection" in (on, _logits_on(config))
@@ -219,6 +218,13 @@ def _check_losses(config: Config, *, n_classes: int) -> None:
         raise BadConfig("a loss on the projection needs a section [projection]: add one, for example with width = 128")
     if config.projection is not None and not needs_projection:
         raise BadConfig("no loss reads the section [projection]: set loss.on = 'projection' or remove it")
+    if config.model.freeze_backbone and "outputs" not in (on, _logits_on(config)):
+        raise BadConfig(
+            f"model.freeze_backbone leaves only the head to learn, but no loss reads its outputs (loss.on is {on!r}): "
+            "set loss.on or partner.on to 'outputs', or unfreeze the backbone"
+        )
+    if config.memory is not None and loss_class(config.loss.name).memory_kind == "none":
+        raise BadConfig(f"the loss {config.loss.name!r} does not use a memory: leave the section [memory] out")
     for section, options in (("loss", config.loss.options()), ("partner", partner.options() if partner else {})):
         if own := {"n_bits", "n_classes"} & options.keys():
             raise BadConfig(
@@ -246,14 +252,11 @@ def _build_keys(config: Config, network: Network, *, width: int, n_classes: int)
     settings = config.memory
     if settings is None:
         return None
-    memory_kind = loss_class(config.loss.name).memory_kind
-    if memory_kind == "none":
-        raise BadConfig(f"the loss {config.loss.name!r} does not use a memory: leave the section [memory] out")
     queue = KeyQueue(
         n_classes=n_classes,
         n_bits=width,
         size=settings.size,
         until_full=settings.until_full,
-        normalized=memory_kind == "normalized",
+        normalized=loss_class(config.loss.name).memory_kind == "normalized",
     )
     return Keys(network, queue, on=config.loss.on, momentum=settings.momentum)

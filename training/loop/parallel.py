@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException
 
-from hashseek.retrieval.devices import in_bf16, n_cores, pick_device
+from hashseek.retrieval.devices import in_bf16, n_cores, n_threads, pick_device
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.process_exit import skip_gc_at_exit
 from hashseek.training.torchrun import Torchrun, torchrun
@@ -60,6 +60,8 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
     if started is None:  # Fabric would take the variables of a Slurm job for processes that Slurm started
         options["plugins"] = [LightningEnvironment()]
     if devices == 1:
+        if chosen.type == "cpu":
+            torch.set_num_threads(n_threads())
         fabric = Fabric(devices=1 if chosen.type == "cpu" else [chosen.index or 0], **options)
         return function(fabric, *arguments)
     if started is not None:

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import signal
-from contextlib import closing
+import socket
+import time
+from contextlib import closing, suppress
 
 import pytest
 
@@ -67,6 +69,18 @@ hashseek.indexing.collection.Collection.add = lambda *_, **__: (print("stuck", f
     assert process.wait() == 130
     assert "Traceback" not in process.err
     assert not folder.exists()
+
+
+def test_the_third_signal_does_not_wait_for_downloads(start, tmp_path, checkpoint):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.jpg"
+        command = ["index", "add", tmp_path / "collection", url, "--checkpoint", checkpoint, "--device", "cpu"]
+        process = start(*command, "--allow-private", "--url-seconds", "250")
+        with silent.accept()[0], suppress(ProcessLookupError):  # it has ended
+            while True:
+                process.send(signal.SIGINT)
+                time.sleep(0.2)
+        assert (process.wait(), process.err.partition(" ")[0]) == (-signal.SIGINT, "stopping")
 
 
 @pytest.mark.parametrize("failure", ["no image can be used", "the model cannot be loaded"])

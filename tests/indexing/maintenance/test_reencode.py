@@ -170,8 +170,8 @@ def test_an_image_added_just_before_the_switch_is_encoded(
     assert (report.encoded, list(report.failed)) == (13, [13] * without_missing)
     with closing(Collection(collection.folder)) as again:
         assert (len(again), len(again.catalog)) == (13, 13 + without_missing)
-        listed, total = again.browse(None, limit=100)
-        assert len(listed) == total == 13 + without_missing
+        listed = again.browse(None, limit=100)
+        assert len(listed.images) == listed.total == 13 + without_missing
 
 
 def test_images_whose_file_is_gone_or_changed_keep_the_old_codes_in_use(

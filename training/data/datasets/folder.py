@@ -57,7 +57,7 @@ def folder(
         split_column: column of a label file with the split: train, query (also test, val) or database (also
             retrieval).
         ignore_columns: columns of a label file to ignore; other unknown columns are reported.
-        drop_labels: patterns of labels to leave out, such as `*_r1`; a class is left out with its images.
+        drop_labels: patterns of labels to leave out, such as `*_r1`; images without any other label are left out, too.
         labels: keep only these labels, in this order; None keeps all that occur, sorted.
         on_error: "stop" refuses a label file with problems and broken images, "skip" leaves them out.
         query_fraction: without splits, the share of the images that become queries.
@@ -79,17 +79,14 @@ def folder(
             )
         found = _read_class_folders(place)
     else:
-        found = read_label_file(
-            source, split_column=split_column, ignore_columns=ignore_columns, drop_labels=drop_labels
-        )
+        found = read_label_file(source, split_column=split_column, ignore_columns=ignore_columns)
     if found.problems and on_error == "stop":
         refuse(found.source, found.problems)
     items, problems = found.items, list(found.problems)
     if not items:
         first = f"; the first problem: {problems[0]}" if problems else ": add one line per image"
         raise BadDataset(f"{found.source} has no line that can be used{first}")
-    if source is None:
-        items = _without_classes(items, drop_labels, place)
+    items = _drop_labels(items, drop_labels, found.source)
     if labels is not None:
         items = tuple(_keep_labels(items, labels, str(found.source)))
     names = list(labels) if labels is not None else sorted({label for item in items for label in item.labels})
@@ -192,9 +189,11 @@ def _read_class_folders(root: Path) -> LabelFile:
     return LabelFile(root, tuple(items), tuple(problems))
 
 
-def _without_classes(items: tuple[Item, ...], drop_labels: Sequence[str], root: Path) -> tuple[Item, ...]:
-    check_patterns(drop_labels, {label for item in items for label in item.labels}, source=root)
-    return tuple(item for item in items if without_labels(item.labels, drop_labels))
+def _drop_labels(items: Sequence[Item], patterns: Sequence[str], source: Path) -> tuple[Item, ...]:
+    """The items without labels that match a pattern; those without any other label are left out."""
+    check_patterns(patterns, {label for item in items for label in item.labels}, source=source)
+    kept = (replace(item, labels=without_labels(item.labels, patterns)) for item in items)
+    return tuple(item for item in kept if item.labels)
 
 
 def _keep_labels(items: Sequence[Item], labels: Sequence[str], source: str) -> list[Item]:

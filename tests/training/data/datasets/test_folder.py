@@ -214,6 +214,7 @@ def test_labels_can_be_chosen_dropped_and_are_reported_when_they_cannot_be_learn
     write(root, [*rows, "18.png,c,query"], "file,labels,split")
     assert build_splits("folder", root=str(root)).label_names == ("a", "a_r1", "b", "c")
     assert build_splits("folder", root=str(root), drop_labels=["*_r1"]).label_names == ("a", "b", "c")
+    assert build_splits("folder", root=str(root), drop_labels=["c"]).label_names == ("a", "a_r1", "b")
     chosen = build_splits("folder", root=str(root), labels=["b", "a"])
     assert chosen.label_names == ("b", "a")
     assert len(chosen.query) == 6, "an image with none of the chosen labels is left out"
