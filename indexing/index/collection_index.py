@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from hashseek.indexing.catalog import Catalog, CatalogLocked, DiskFull
-from hashseek.indexing.index import gpu
 from hashseek.indexing.index.approximate import APPROXIMATE
-from hashseek.indexing.index.hamming_index import KINDS, HammingIndex
-from hashseek.indexing.index.index_files import IndexFiles, NoIndex, SavedIndex
+from hashseek.indexing.index.hamming_index import HammingIndex
+from hashseek.indexing.index.index_files import IndexFiles, NoIndex, SavedIndex, usable_kind
 from hashseek.indexing.index.segments import View, empty_view, joined, merge
 from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.files import locked
@@ -52,9 +51,8 @@ class CollectionIndex:
 
     @property
     def kind(self) -> str:
-        """The kind that the index should have; exact instead of gpu without a GPU, and of a kind that was removed."""
-        kind = self._catalog.index_kind()
-        return "exact" if kind not in KINDS or (kind == "gpu" and not gpu.is_available()) else kind
+        """The kind that the index should have, see `usable_kind`."""
+        return usable_kind(self._catalog.index_kind())
 
     def current(self) -> View:
         """The view, updated with everything that this or another process has committed."""

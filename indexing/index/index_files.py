@@ -11,10 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.index.hamming_index import MAPPED, load_index, save_index
+from hashseek.indexing.index import gpu
+from hashseek.indexing.index.hamming_index import KINDS, MAPPED, load_index, save_index
 from hashseek.indexing.index.segments import View, empty_segment, whole
-from hashseek.retrieval.errors import BadCollection, BadConfig
+from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.files import sha256_of
+
+
+def usable_kind(kind: str) -> str:
+    """The kind itself, but exact for gpu without a GPU, and for a kind that was removed: they have the same files."""
+    return "exact" if kind not in KINDS or (kind == "gpu" and not gpu.is_available()) else kind
 
 
 class NoIndex(BadCollection):
@@ -62,7 +68,7 @@ class IndexFiles:
         """Load the index. Files that are mapped (`hamming_index.MAPPED`) are compared with their hashes if `read_all`.
 
         Raises:
-            BadCollection: missing, damaged, for other codes, or of a kind that this machine does not support.
+            BadCollection: missing, damaged, or for other codes.
         """
         while True:
             saved = self.saved()
@@ -105,8 +111,8 @@ class IndexFiles:
             for file, sha256 in files.items():
                 if (read_all or file.stat().st_size < MAPPED) and sha256_of(file) != sha256:
                     raise BadCollection(f"{file.name} does not match its hash in the catalog")
-            index = load_index(files, n_bits=n_bits, kind=saved.kind)
-        except (OSError, TypeError, ValueError, BadConfig) as error:  # BadConfig: a kind that this machine lacks
+            index = load_index(files, n_bits=n_bits, kind=usable_kind(saved.kind))
+        except (OSError, TypeError, ValueError) as error:
             raise BadCollection(f"it cannot be read: {error}") from None
         return View(saved.generation, saved.last_id, whole(index), empty_segment(n_bits))
 
