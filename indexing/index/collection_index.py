@@ -69,7 +69,10 @@ class CollectionIndex:
         return merge(self.current(), "exact").built.index
 
     def merge_segments(self) -> None:
-        """Merge the fresh segment into the built one if it has grown; others can search and change it."""
+        """Load an index that another process has written, and merge the fresh segment into the built one if it is due.
+
+        Others can search and change the index meanwhile.
+        """
         kind = self.kind
         self._load_newer(kind)
         view = self.current()
