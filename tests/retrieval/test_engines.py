@@ -199,6 +199,16 @@ def plain(tmp_path_factory) -> dict[str, Path]:
     return {file.name: file for file in folder.iterdir()}
 
 
+def test_torch_uses_no_more_threads_than_the_container_grants(plain, monkeypatch):
+    monkeypatch.setattr(devices, "n_cores", lambda: 1)
+    torch.set_num_threads(2)
+    try:
+        Encoder(load_checkpoint(plain["squeezenet1_1"]), device="cpu", engine="torch")
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("backbone", ["squeezenet1_1", "timm:test_vit"])
 def test_openvino_computes_every_output_to_the_last_bit_as_in_any_other_batch(backbone, precision, plain):

@@ -287,6 +287,10 @@ def test_a_size_that_the_network_cannot_take_is_refused():
     HashModel(backbone="squeezenet1_1", n_bits=4).check_input_size(48)
     with pytest.raises(BadConfig, match="mlp:4-4"):
         HashModel(backbone="mlp:4-4", n_bits=4).check_input_size(48)
+    own = HashModel(backbone="squeezenet1_1", n_bits=4)
+    own.backbone.forward = lambda images: (images,)  # as networks of other libraries do
+    with pytest.raises(BadConfig, match="squeezenet1_1"):
+        own.check_input_size(48)
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
