@@ -27,6 +27,17 @@ def fold_frozen_batch_norm(backbone: nn.Module) -> None:
             norm.__class__ = _FoldedBatchNorm
 
 
+def compute_depthwise_in_float32(backbone: nn.Module) -> None:
+    """Let the depthwise convolutions of `backbone` compute in float32 under autocast, in place.
+
+    Under autocast to bf16, their gradients take up to 20 times as long as in float32. Whole steps of ShuffleNet,
+    MobileNet and EfficientNet took longer than without autocast (docs/benchmarks.md).
+    """
+    for module in backbone.modules():
+        if type(module) is nn.Conv2d and _is_depthwise(module):
+            module.__class__ = _DepthwiseConv
+
+
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next batch instead of returning it to the system.
 
@@ -56,15 +67,26 @@ class _FoldedConv(nn.Conv2d):
             shift = norm.bias - norm.running_mean * scale
             bias = shift if bias is None else bias * scale + shift
             weight = weight * scale[:, None, None, None]
-        is_strided_depthwise = self.groups == self.in_channels > 1 and max(self.stride) > 1
-        outputs: Tensor
-        if is_strided_depthwise and inputs.dtype is torch.bfloat16:
-            # Its gradient takes 4 to 20 times as long in bf16 as in float32.
-            with torch.autocast("cpu", enabled=False):
-                outputs = self._conv_forward(inputs.float(), weight, bias).to(inputs.dtype)
-        else:
-            outputs = self._conv_forward(inputs, weight, bias)
-        return outputs
+        return _convolve(self, inputs, weight, bias)
+
+
+class _DepthwiseConv(nn.Conv2d):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _convolve(self, inputs, self.weight, self.bias)
+
+
+def _convolve(conv: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    outputs: Tensor
+    if _is_depthwise(conv) and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            outputs = conv._conv_forward(inputs.float(), weight, bias)
+        return outputs.to(torch.get_autocast_dtype("cpu"))
+    outputs = conv._conv_forward(inputs, weight, bias)
+    return outputs
+
+
+def _is_depthwise(conv: nn.Conv2d) -> bool:
+    return conv.groups == conv.in_channels > 1
 
 
 class _FoldedBatchNorm(nn.BatchNorm2d):

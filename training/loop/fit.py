@@ -34,7 +34,7 @@ from hashseek.training.data.hidden_labels import hide_labels
 from hashseek.training.data.paths import expand_text
 from hashseek.training.data.splits import Splits, never_in_training
 from hashseek.training.data.training_images import Images
-from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
+from hashseek.training.loop.cpu_speedups import compute_depthwise_in_float32, fold_frozen_batch_norm, keep_freed_memory
 from hashseek.training.loop.epoch import Diverged, memory_errors_name_a_setting, train_epoch
 from hashseek.training.loop.head_init import fit_head
 from hashseek.training.loop.network import Keys, Network, Objective, build_network
@@ -210,10 +210,10 @@ def _check_alike(fabric: Fabric, config: Config, splits: Splits) -> None:
 
 def _move_to_device(fabric: Fabric, config: Config, network: Network, objective: Objective, keys: Keys | None) -> None:
     """Patch the networks for speed and several processes, and move them to the device."""
-    # On a GPU, the batch norm takes less time than folding its weights in every step.
-    on_cpu = fabric.device.type == "cpu"
-    if on_cpu and config.model.freeze_batch_norm and not config.model.freeze_backbone:
-        fold_frozen_batch_norm(network.model.backbone)
+    if fabric.device.type == "cpu" and not config.model.freeze_backbone:
+        if config.model.freeze_batch_norm:  # on a GPU, it takes less time than folding its weights in every step
+            fold_frozen_batch_norm(network.model.backbone)
+        compute_depthwise_in_float32(network.model.backbone)
     objective.to(fabric.device)
     for part in (network, keys):
         if part is not None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from hashseek.retrieval.models.batch_norm_folding import conv_norm_pairs
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm
+from hashseek.training.loop.cpu_speedups import compute_depthwise_in_float32, fold_frozen_batch_norm
 
 
 def frozen_model(backbone: str) -> HashModel:
@@ -47,11 +47,13 @@ def test_folding_changes_neither_outputs_nor_gradients(backbone, n_pairs):
             torch.testing.assert_close(ours[name].grad, parameter.grad, msg=name)
 
 
-def test_strided_depthwise_convolutions_are_computed_in_float32_under_autocast():
+@pytest.mark.parametrize("after", [nn.Identity(), nn.BatchNorm2d(8)], ids=["alone", "with folded batch norm"])
+def test_depthwise_convolutions_are_computed_in_float32_under_autocast(after):
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8, bias=False), nn.BatchNorm2d(8)).eval()
+    layers = nn.Sequential(nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8, bias=False), after).eval()
     exact = copy.deepcopy(layers)
     fold_frozen_batch_norm(layers)
+    compute_depthwise_in_float32(layers)
     images = torch.randn(4, 8, 16, 16).bfloat16().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         outputs = layers(images)
