@@ -92,6 +92,7 @@ def test_a_run_killed_while_it_fits_leaves_nothing_and_one_killed_later_continue
 
 def test_a_download_before_the_fit_has_the_terminal_to_itself(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    monkeypatch.setenv("TERM", "xterm")
     (tmp_path / "weights.pth").write_bytes(bytes(100))
     with fit_progress(Output()) as progress:
         with serving(tmp_path) as url:
