@@ -25,9 +25,11 @@ lint: .venv/installed-test links
 	PYTHONPATH=build/links $(BIN)/lint-imports
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "hadolint is not available for this platform: Dockerfile not linted"; fi
 
-# One more worker than there are cores, because some tests wait for servers.
+# One more worker than there are cores, because some tests wait for servers. A worker needs up to 3 GB.
+WORKERS = import os; print(max(1, min(os.cpu_count() + 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3_000_000_000)))
+
 unit: installed
-	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 1)') --dist loadgroup $(ARGS)
+	$(BIN)/pytest -n $$($(BIN)/python -c '$(WORKERS)') --dist loadgroup $(ARGS)
 
 $(BENCHMARKS): bench-%: .venv/installed-test
 	$(BIN)/python bench/$*.py $(ARGS)
