@@ -64,6 +64,7 @@ def test_normalized_features_have_length_1_and_zeros_stay_zeros():
     features = stored_features(np.array([[3.0, 4.0], [0.0, 0.0], [1e6, 0.0]], np.float32))
     assert features.dtype == np.float16
     np.testing.assert_allclose(features, [[0.6, 0.8], [0, 0], [1, 0]], atol=1e-3)
+    np.testing.assert_allclose(cosines(features, features), [[1, 0, 0.6], [0, 0, 0], [0.6, 0, 1]], atol=1e-3)
 
 
 @pytest.mark.parametrize("k", [1, 3, 7, 30, 100])

@@ -101,7 +101,7 @@ def test_a_query_that_is_in_the_database_can_be_left_out_of_its_own_ranking():
         (3, 16, np.ones((3, 3), np.uint8)),  # another number of labels
         (3, 16, np.ones((2, 4), np.uint8)),
         (3, 16, np.full((3, 4), 2, np.uint8)),
-        (3, 16, np.full((3, 4), -1, np.int8)),
+        (3, 16, np.tile(np.array([-1, 1], np.int8), (3, 2))),
         (3, 8, np.ones((3, 4), np.uint8)),  # another code length
     ],
 )
@@ -109,6 +109,8 @@ def test_bad_input_is_refused(rows, n_bits, labels):
     codes = np.zeros((3, 2), np.uint8)
     with pytest.raises(BadCodes):
         histograms(codes[:rows], codes, labels, np.ones((3, 4), np.uint8), n_bits=n_bits)
+    with pytest.raises(BadCodes):
+        histograms(codes, codes[:rows], np.ones((3, 4), np.uint8), labels, n_bits=n_bits)
 
 
 def test_evaluate_codes_finds_an_item_that_is_nearest_and_ranks_ties_at_random():

@@ -113,6 +113,13 @@ def test_bounds_where_a_large_group_is_cut_are_those_of_every_choice(seed):
         np.testing.assert_allclose(found[1:], [min(values), max(values)], atol=1e-12, err_msg=name)
 
 
+def test_the_best_order_of_two_gains_may_retrieve_neither_the_fewest_nor_the_most_relevant_items():
+    # Gains 0, 0, 1, 2 at one distance, cut after two: 2 and 0 give 2 / 1, 2 and 1 give (2 + 3 / 2) / 2, 0 and 0 give 0.
+    found = as_histograms([(0, 0), (0, 0), (0, 1), (0, 2)])
+    found = Histograms(found.total, found.relevant, found.gains[:, :3])
+    assert weighted_average_precision(found, n=2).best.tolist() == [2]
+
+
 def test_a_hand_worked_ranking_without_ties():
     # gains 2, 0, 1 in this order: DCG = 3 + 0 + 1/2, ideal = 3 + 1/log2(3); ACG@i = 2, 1, 1; precision@i = 1, 1/2, 2/3
     found = as_histograms([(0, 2), (1, 0), (2, 1)])

@@ -19,6 +19,7 @@ from hashseek.retrieval.metrics import (
     bootstrap,
     calibrate,
     class_distances,
+    code_statistics,
     compare,
     histograms,
     holm,
@@ -134,7 +135,7 @@ def test_seeds_that_disagree_are_no_evidence_however_many_queries_there_are():
     both = differences + np.random.default_rng(1).normal(scale=0.01, size=(3, 500))
     assert queries_and_seeds(both) > max(ttest_1samp(both.mean(axis=0), 0).pvalue, ttest_1samp([1, 2, 6], 0).pvalue)
     assert queries_and_seeds(differences[:1]) == 1, "one seed says nothing about others"
-    assert (queries_and_seeds(np.zeros((2, 3))), queries_and_seeds(np.ones((2, 3)))) == (1, 0)
+    assert (queries_and_seeds(np.zeros((2, 3))), queries_and_seeds(np.ones((2, 2)))) == (1, 0)
     assert queries_and_seeds(np.array([[1.0, -1.0], [-1.0, 1.0]])) == 1, "the mean is 0"
     assert queries_and_seeds(np.full((2, 3), 1e-16)) == 1, "rounding"
 
@@ -172,6 +173,9 @@ def test_a_wanted_precision_becomes_the_largest_radius_that_gives_it():
     ragged = calibrate(Histograms(np.array([[2, 10]]), np.array([[1, 9]])))
     assert ragged.at_distance == pytest.approx((10 / 12, 10 / 12))
     assert ragged.within_radius == pytest.approx((0.5, 10 / 12))
+    for relevant in ([1, 0], [0, 3]):  # a single pair at distance 0
+        single = calibrate(Histograms(np.array([[1, 3]]), np.array([relevant])))
+        assert single.within_radius == pytest.approx((relevant[0], sum(relevant) / 4))
 
 
 def test_class_distances_are_the_mean_distances_of_relevant_and_irrelevant_pairs():
@@ -200,11 +204,23 @@ def test_bit_statistics_of_hand_worked_codes():
     assert (only.n_constant, only.mean_correlation, only.max_correlation, only.n_distinct) == (4, 0, 0, 1)
 
 
+def test_bit_statistics_of_codes_of_several_bytes_and_blocks(monkeypatch):
+    monkeypatch.setattr(code_statistics, "_ROWS", 3)
+    bits = np.random.default_rng(1).integers(0, 2, (8, 12))
+    bits[:, 10], bits[7] = 1, bits[0]  # a bit that is always set, and a code that occurs twice
+    found = bit_statistics(pack(bits - 0.5), n_bits=12)
+    np.testing.assert_allclose(found.balance, bits.mean(axis=0))
+    theirs = np.abs(np.corrcoef(np.delete(bits, 10, axis=1).T))[np.triu_indices(11, 1)]
+    assert theirs.max() < 1
+    assert (found.mean_correlation, found.max_correlation) == pytest.approx((theirs.mean(), theirs.max()))
+    assert (found.n_constant, found.n_distinct, found.most_common) == (1, 7, 2)
+
+
 def test_quantisation_error_of_outputs():
-    outputs = np.array([[1.0, -1.0], [3.0, -4.0], [0.0, 0.0]])
+    outputs = np.array([[1.0, -1.0], [5.0, -12.0], [0.0, 0.0]])
     found = bit_statistics(pack(outputs), n_bits=2, outputs=outputs)
-    assert found.quantisation_error == pytest.approx((0 + 0 + 4 + 9 + 1 + 1) / 6)
-    assert found.quantisation_angle == pytest.approx(1 - (1 + 7 / (5 * np.sqrt(2)) + 0) / 3)
+    assert found.quantisation_error == pytest.approx((0 + 0 + 16 + 121 + 1 + 1) / 6)
+    assert found.quantisation_angle == pytest.approx(1 - (1 + 17 / (13 * np.sqrt(2)) + 0) / 3)
 
 
 @pytest.mark.parametrize(

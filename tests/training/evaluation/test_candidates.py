@@ -17,7 +17,7 @@ from hashseek.retrieval.metrics import evaluate_codes
 from hashseek.retrieval.scores import stored_features
 from hashseek.retrieval.truncation import truncate
 from hashseek.training.evaluation.assembly import EvaluationOptions
-from hashseek.training.evaluation.candidates import load_candidates, method_names, method_of
+from hashseek.training.evaluation.candidates import load_candidates, method_names, method_of, settings_hash
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.evaluation.report.markdown import as_markdown
 from hashseek.training.evaluation.report.plots import draw_all
@@ -115,6 +115,23 @@ def test_seeds_of_one_length_are_one_method_whatever_comes_between_them():
     ]
     first, *others = method_names(headers)
     assert others == [first, f"{first} (2)", first]
+
+
+def test_settings_keep_their_number_at_another_length_and_from_another_folder():
+    headers = [
+        Header(
+            "mlp:6-16",
+            n_bits,
+            None,
+            (),
+            fingerprint="",
+            training={"train": {"epochs": epochs}, "model": {"n_bits": n_bits}, "data": {"root": root}},
+        )
+        for n_bits, epochs, root in ((8, 20, "a"), (8, 30, "a"), (12, 30, "a"), (12, 20, "a"), (8, 20, "b"))
+    ]
+    first, *others = method_names(headers)
+    assert others == [f"{first} (2)", f"{first} (2)", first, first]
+    assert settings_hash(headers[0]) == settings_hash(headers[4]) != settings_hash(headers[3])
 
 
 def test_what_cannot_be_compared_is_refused(checkpoints, checkpoint, tmp_path):

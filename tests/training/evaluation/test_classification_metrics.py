@@ -41,6 +41,7 @@ def test_metrics_worked_by_hand():
             "OF1": 2 * op * o_r / (op + o_r),
         }
     )
+    assert precision_at_1(SCORES[:3], LABELS[:3]) == pytest.approx(2 / 3)
     assert precision_at_1(np.array([[0.5, 0.5]]), np.array([[0, 1]])) == 0  # of equal scores the first
 
 

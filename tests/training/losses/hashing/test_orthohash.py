@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from hashseek.training.losses.hashing.orthohash import OrthoHash
+from hashseek.training.losses.hashing.orthohash import OrthoHash, cosines_of_larger_angles
 from support.literal_losses import gradients_of
 
 
@@ -41,3 +41,9 @@ def test_arc_margin_near_a_pole_keeps_float32_exact():
         found = gradients_of(loss, rough, labels)
         torch.testing.assert_close(found[0].double(), exact[0], rtol=2e-4, atol=2e-4)
         torch.testing.assert_close(found[1][0].double(), exact[1][0], rtol=2e-4, atol=2e-4)
+
+
+def test_a_row_with_a_zero_has_a_direction():
+    row, centre = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5**0.5, 0.5**0.5]])  # 45 degrees apart
+    found = cosines_of_larger_angles(row, centre, row @ centre.T, math.radians(30))
+    assert found.item() == pytest.approx(math.cos(math.radians(75)))

@@ -22,3 +22,5 @@ def test_three_rows_worked_by_hand():
     terms = loss(outputs, labels)
     assert terms["positive"].item() == pytest.approx(positive)
     assert terms["negative"].item() == pytest.approx(negative)
+    only = loss(outputs, labels * torch.tensor([0, 1, 0]))  # a single label is present
+    assert only["positive"].item() == pytest.approx(math.log(1 + e(1)))
