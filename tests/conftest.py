@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; every library reads it when it is loaded
 os.environ["HASHSEEK_ENGINE"] = "torch"  # converting a network takes a second; tests/retrieval/test_engines.py does
 
+import absl.logging
 import pytest
 import torch
 
@@ -20,6 +22,9 @@ from support.paths import copy_collection
 from support.pictures import N_PICTURES, draw, labels_of
 
 torch.set_num_threads(1)
+# OpenVINO imports absl, whose log handler closes its stream when another library, such as pymilvus, configures
+# logging. By default, that would be the stream with which pytest captures the output.
+absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 # A shell that starts the tests in the background has SIGINT ignored, and the commands under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
