@@ -322,7 +322,7 @@ def sizes(n: int) -> None:
         database = sqlite3.connect(path)
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         database.close()
-        print(f"\nThe catalog takes {path.stat().st_size / few:.0f} bytes per image (28 letters of path, 2 labels).")
+        print(f"\nThe catalog takes {path.stat().st_size / few:.0f} bytes per image (30 characters of path, 2 labels).")
 
 
 def kinds(n: int, rounds: int) -> None:
