@@ -169,6 +169,7 @@ def test_a_budget_lets_as_many_on_as_fit_and_every_thread_at_last(monkeypatch):
             with budget.hold(number % 2 + 1):
                 inside.append(number % 2 + 1)
                 most.append(sum(inside))
+                time.sleep(1e-4)
                 inside.remove(number % 2 + 1)
 
     with ThreadPoolExecutor(16) as threads:

@@ -230,7 +230,10 @@ def test_public_and_private_ip_addresses():
     assert [ip for ip in PRIVATE.split() if is_public(ip)] == []
 
 
-def test_invalid_urls_are_refused():
+def test_invalid_urls_are_refused(monkeypatch):
+    with pytest.raises(BadImage):
+        fetch("http://name.invalid/x", seconds=3.0)
+    monkeypatch.setattr("socket.getaddrinfo", None)  # the others are refused before their host is looked up
     for rest in (
         "",
         "/x.jpg",
@@ -238,7 +241,6 @@ def test_invalid_urls_are_refused():
         "[::1/x",
         "example.org:99999/x",
         f"{'a' * 70}.org/x",
-        "name.invalid/x",
         "localhost\0.org/x",
     ):
         with pytest.raises(BadImage):

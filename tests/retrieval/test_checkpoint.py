@@ -19,6 +19,7 @@ from hashseek.retrieval.checkpoint import (
 )
 from hashseek.retrieval.encoder import Encoder, VectorEncoder
 from hashseek.retrieval.errors import BadCheckpoint
+from hashseek.retrieval.files import checksum_of
 from hashseek.retrieval.images import Preprocessing, normalizer
 from hashseek.retrieval.models.fully_connected import as_arrays
 from hashseek.retrieval.models.hash_model import HashModel
@@ -210,7 +211,7 @@ def plus_one(tensors):
 @pytest.mark.parametrize(
     ("change", "tensors"),
     [
-        (lambda content: content.update(format_version=7), None),
+        (lambda content: content.update(format_version=7) or content.update(checksum=checksum_of(content)), None),
         (lambda content: content["scores"].update({"val_mAP@5": 0.99}), None),
         (lambda content: None, plus_one),
         (lambda content: None, lambda tensors: {"head.weight": tensors["head.weight"]}),

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hashseek.retrieval.codes import check_codes, check_n_bits, code_size, pack, pad, unpack
 from hashseek.retrieval.errors import BadCodes
-from support import hamming_oracle as hamming
 
 
 def test_bit_j_lies_in_byte_j_over_8_at_bit_j_mod_8():
@@ -40,6 +39,7 @@ def test_outputs_that_are_no_codes_are_refused(outputs):
         pack(outputs)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 1024).flatmap(
         lambda k: arrays(np.uint8, st.tuples(st.integers(0, 5), st.just(k)), elements=st.integers(0, 1))
@@ -52,10 +52,9 @@ def test_unpacking_gives_back_what_was_packed(bits):
 
 
 @pytest.mark.parametrize("n_bits", [1, 12, 64])
-def test_padding_changes_no_distance(n_bits):
+def test_padding_appends_zero_bytes(n_bits):
     codes = pack(np.random.default_rng(n_bits).standard_normal((6, n_bits)))
-    padded = pad(codes, codes.shape[1] + 3)
-    assert np.array_equal(hamming.distances(padded, padded), hamming.distances(codes, codes))
+    assert np.array_equal(pad(codes, codes.shape[1] + 3), np.hstack([codes, np.zeros((6, 3), np.uint8)]))
 
 
 @pytest.mark.parametrize(

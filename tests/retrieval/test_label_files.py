@@ -93,7 +93,7 @@ def test_the_usual_names_of_splits_are_known():
     [
         ("missing.jpg,cat,train", "missing.jpg"),
         ("x" * 300 + ".jpg,cat,train", "x.jpg"),
-        (",cat,train", ""),
+        (",cat,train", "not name"),
         ("a.jpg,cat,train", "line 2"),  # where it was listed before
         ("./a.jpg,cat,train", "line 2"),
         ("b.jpg,,train", "b.jpg"),
@@ -214,7 +214,7 @@ def test_labels_have_one_line_and_other_columns_as_many_as_they_like(folder):
 def test_a_folder_without_a_list_gives_none_and_other_files_are_refused(tmp_path):
     assert find_label_file(tmp_path) is None
     (tmp_path / "labels.txt").write_text("x")
-    for path in (tmp_path / "missing", tmp_path / "labels.txt"):
+    for path in (tmp_path / "missing.csv", tmp_path / "labels.txt"):
         with pytest.raises(BadDataset):
             find_label_file(path)
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -109,6 +109,9 @@ def test_an_error_reaches_every_thread_of_its_pass_and_none_later():
         return pixels[:, 0, 0], pixels[:, 0, 0]
 
     together = MicroBatches(encode, 64, lambda n: None)
+    others = [Future(), Future()]
+    together._waiting.extend((image(1), future) for future in others)
     with pytest.raises(MemoryError):
         together(image(9))
+    assert [type(future.exception(0)) for future in others] == [MemoryError, MemoryError]
     assert together(image(1))[0].tolist() == [[1] * 4]

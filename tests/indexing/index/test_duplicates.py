@@ -122,6 +122,8 @@ def test_the_command_prints_a_group_per_block_or_line(own_collection, hashseek):
     assert (code, err) == (0, "")
     assert out.count("\n") == 1
     assert out.count('"id"') == 12
+    blocks = hashseek("index", "duplicates", own_collection, "--radius", 47)[1].split("\n\n")
+    assert [len(block.splitlines()) for block in blocks] == [12, 0]
     assert hashseek("index", "duplicates", own_collection, "--radius", 0, "--json")[:2] == (0, "")
     code, _, err = hashseek("index", "duplicates", own_collection, "--radius", 48)
     assert (code, err.count("\n"), "48" in err) == (2, 1, True)

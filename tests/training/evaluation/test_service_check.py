@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hashseek.api.client import Client, ServiceError
+from hashseek.api.client import ServiceError
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.opening import open_store
@@ -97,14 +97,13 @@ def test_service_and_library_give_the_same_ranking_and_metrics(service, world, c
 
 
 def test_a_service_with_keys_gets_one(world, capsys, tmp_path, monkeypatch):
-    keys = tmp_path / "keys.toml"
+    (data, checkpoint, collection), keys = world, tmp_path / "keys.toml"
     secret = run_command(capsys, "keys", "create", "me", "--keys", keys)[1].strip()
-    with serve(world[2], keys=keys) as url:
-        with Client(url) as client, pytest.raises(ServiceError):
-            client.stats()
+    with serve(collection, keys=keys) as url:
+        with pytest.raises(ServiceError):
+            check_service(url, checkpoint, splits_of(data), SHORT)
         monkeypatch.setenv("HASHSEEK_API_KEY", secret)
-        with Client(url) as client:
-            assert client.stats().n_images == 40
+        assert check_service(url, checkpoint, splits_of(data), SHORT).equal == 8
 
 
 def test_ids_in_the_order_of_the_split_give_the_figures_that_an_evaluation_calls_as_served(world, tmp_path):

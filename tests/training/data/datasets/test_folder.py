@@ -168,7 +168,7 @@ def test_a_label_for_each_image_is_warned_about(root):
     ("rows", "header", "options", "error"),
     [
         (["00.png,a", "01.png,a", "02.png,a"], "file,labels", {}, BadDataset),  # one label
-        (["00.png,a,query", "01.png,b,"], "file,labels,split", {}, BadDataset),  # one image without a split
+        (["00.png,a,train", "01.png,b,query", "02.png,b,database", "03.png,a,"], "file,labels,split", {}, BadDataset),
         (["00.png,a,query", "01.png,b,database"], "file,labels,split", {}, BadDataset),  # no training images
         (["00.png,a", "01.png,b"], "file,labels", {}, BadConfig),  # too few to split
         (["00.png,a", "01.png,b"], "file,labels", {"labels": ["a", "zebra"]}, BadDataset),
