@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import sqlite3
 import tarfile
@@ -241,7 +242,8 @@ def test_a_snapshot_cannot_write_outside_its_folder_or_fill_the_disk(collection,
                 added.size = member.size
                 new.addfile(added, old.extractfile(member))
             new.addfile(member, old.extractfile(member))
-    with pytest.raises(BadCollection, match="does not belong"):
+    refused = "catalog.sqlite" if name in ("sparse", "back") else name.format(tmp=tmp_path)
+    with pytest.raises(BadCollection, match=re.escape(repr(refused))):
         restore(tmp_path / "evil.tar", tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "evil.tar", "s.tar"]
 
