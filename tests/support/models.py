@@ -1,10 +1,12 @@
 """Tiny checkpoints and training runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -13,6 +15,8 @@ from hashseek.retrieval.images import Preprocessing, load_file, normalizer
 from hashseek.retrieval.models.backbones import build_backbone
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config, parse_config
+from hashseek.training.data.datasets import build_splits
+from hashseek.training.data.splits import Splits
 from support.pictures import N_PICTURES, draw, encoded
 
 # A contrastive loss on a projection with a queue, beside a classification loss: every part of training at once.
@@ -79,6 +83,11 @@ def squeezenet_weights(path: Path) -> Path:
         network, _ = build_backbone("squeezenet1_1")
     save_file(network.state_dict(), path)
     return path
+
+
+def folder_of_this_process(*, root: str) -> Splits:
+    """A folder that has other files on the host of each process."""
+    return replace(build_splits("folder", root=root), fingerprint=str(dist.get_rank()))
 
 
 def run_config(root: Path, **changes: Any) -> Config:

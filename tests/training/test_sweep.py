@@ -101,7 +101,7 @@ def test_a_sweep_leaves_a_table_a_plot_and_a_configuration_that_trains_to_its_sc
 
 def test_a_sweep_that_is_killed_runs_the_trials_of_an_uninterrupted_one(data, tmp_path, start, monkeypatch):
     file = tmp_path / "a.toml"
-    given = content(data, sweep={"trials": 4, "seed": 3})
+    given = content(data, sweep={"seed": 3})
     file.write_text(tomli_w.dumps(given | {"sweep": given["sweep"] | {"space": SPACE}}))
     monkeypatch.setattr(sweep_module, "RANDOM_TRIALS", 2)
     uninterrupted, *_ = sweep(given, SPACE, trials=4, folder=tmp_path / "uninterrupted", seed=3)
@@ -112,13 +112,13 @@ def test_a_sweep_that_is_killed_runs_the_trials_of_an_uninterrupted_one(data, tm
         "import time; from hashseek.training.loop import fit\n"
         "save = fit.save_state; fit.save_state = lambda *given: (save(*given), time.sleep(0.3))\n"
     )
-    command = start("sweep", file, "--out", folder, before=patch + slow)
+    command = start("sweep", file, "--trials", 4, "--out", folder, before=patch + slow)
     state = folder / "trials" / "0003" / "state.pt"  # where the sampler has learnt, and before the epoch is reported
     wait_until(lambda: state.is_file() or command.ended)
     command.send(signal.SIGKILL)
     command.wait()
     assert not (folder / "best.toml").exists()
-    command = start("sweep", file, "--out", folder, before=patch)
+    command = start("sweep", file, "--trials", 4, "--out", folder, before=patch)
     assert command.wait() == 0, command.err
     assert command.out.strip() == str(folder / "best.toml")
     assert table_of(folder) == table_of(tmp_path / "uninterrupted")

@@ -37,12 +37,13 @@ def test_train_then_evaluate(toml, tmp_path, shapes, capsys):
     assert len(re.findall("^epoch ", err, re.M)) == 2
     for part in ("loss_proxy", "loss_irrelevant", "val_mAP@1000", "images/s"):
         assert part in err
-    code, out, err = run_command(capsys, "evaluate", checkpoint, "-n", 5, "--points", 0, "--data", shapes)
+    options = ("-n", 5, "--points", 0, "--data", shapes, "--normalizer", "possible")
+    code, out, err = run_command(capsys, "evaluate", checkpoint, *options)
     assert code == 0, err
     assert "ITQ on the same features" in out
     of_data = f"evaluation-best-{Path(shapes).name}-{build_splits('folder', root=str(shapes)).fingerprint[:8]}"
-    assert (tmp_path / "run" / of_data / "report.json").is_file()
-    assert not (tmp_path / "run" / "evaluation-best").exists()  # of the data it was trained on
+    assert (tmp_path / "run" / f"{of_data}-possible" / "report.json").is_file()
+    assert len([*(tmp_path / "run").glob("evaluation-*")]) == 1  # not where those of other options would be
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,7 @@ def test_train_then_evaluate(toml, tmp_path, shapes, capsys):
         (["model.weights=none.pth"], "none.pth"),
         (["train.device=quantum"], "'quantum'"),
         (["model.size=8"], "got 8"),
+        (["--devices", "3"], "train.devices, 3"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(toml, tmp_path, capsys, changes, named):

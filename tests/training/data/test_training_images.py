@@ -126,6 +126,10 @@ def test_files_without_a_broken_one_are_not_decoded_again_until_one_changes(spli
     split.paths[3].unlink()
     with pytest.raises(BadDataset):
         without_broken(stop, source="a set")
+    for path in split.paths:
+        path.write_bytes(b"x")
+    with pytest.raises(BadDataset):  # nothing is left
+        without_broken(skip, source="a set")
 
 
 def test_an_image_that_is_cut_off_during_the_run_is_named(split):

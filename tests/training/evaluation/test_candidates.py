@@ -149,6 +149,8 @@ def test_without_data_all_must_be_of_one_data_set(checkpoints, tmp_path):
             evaluate(first, VECTOR_SPLITS, replace(OPTIONS, as_trained=True), others=others)
     notes = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, others=[other], n_points=0).report.notes
     assert any(str(other) in note for note in notes)
+    data = evaluate(other, VECTOR_SPLITS, OPTIONS, n_points=0).report.data
+    assert not data["same_splits_as_in_training"]
 
 
 def test_the_notes_name_the_first_skipped_lines_and_count_the_rest(checkpoints):
@@ -160,11 +162,11 @@ def test_the_notes_name_the_first_skipped_lines_and_count_the_rest(checkpoints):
 
 
 def test_itq_is_fitted_to_the_training_features_without_labels(checkpoints):
-    report = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, baseline=True, n_points=0).report
+    report = evaluate(checkpoints["first"], VECTOR_SPLITS, replace(OPTIONS, seed=1), baseline=True, n_points=0).report
     backbone = load_checkpoint(checkpoints["first"]).model.backbone.eval()
     train, *searched = VECTOR_SPLITS.train, VECTOR_SPLITS.query, VECTOR_SPLITS.database
     features = [backbone(torch.from_numpy(split.vectors)).detach().numpy() for split in (train, *searched)]
-    layer = fit_hash_layer(stored_features(features[0]).astype(np.float32), n_bits=8)
+    layer = fit_hash_layer(stored_features(features[0]).astype(np.float32), n_bits=8, seed=1)
     codes = [pack(layer(part)) for part in features[1:]]
     expected = evaluate_codes(*codes, *(split.labels for split in searched), n_bits=8, ns=(5, 20))
     for score in report.baseline:

@@ -19,10 +19,15 @@ from hashseek.retrieval.devices import fast_bf16
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.images import load_file, read_bytes
+from hashseek.retrieval.metrics import bootstrap
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.evaluation import evaluate as evaluate_module
+from hashseek.training.evaluation import split_encoder
 from hashseek.training.evaluation.assembly import EvaluationOptions, overlaps
 from hashseek.training.evaluation.evaluate import evaluate
+from hashseek.training.evaluation.report.compare import read_per_query
+from hashseek.training.evaluation.report.examples import random_queries
 from hashseek.training.evaluation.report.markdown import summary
 from hashseek.training.evaluation.report.schema import load_report
 from hashseek.training.evaluation.split_encoder import SplitEncoder
@@ -45,8 +50,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "data", root / "model.safetensors"
 
 
-def test_all_three_rankings_equal_loops_over_the_database(world):
+def test_all_three_rankings_equal_loops_over_the_database(world, monkeypatch):
     data, checkpoint = world
+    monkeypatch.setattr(evaluate_module, "SCORES_PER_BLOCK", 5 * 60)  # five queries at a time
+    monkeypatch.setattr(split_encoder, "_ROWS", 7)
     splits = build_splits("folder", root=str(data))
     report = evaluate(checkpoint, splits, EvaluationOptions("shapes", ns=(5, None), **CPU), n_points=0).report
     encoder = Encoder(load_checkpoint(checkpoint), device="cpu", precision="fp32")
@@ -117,8 +124,9 @@ def test_training_and_every_evaluation_share_features_and_their_codes_are_those_
     assert of_training in files
 
 
-def test_metrics_equal_those_of_the_oracle(world):
+def test_metrics_equal_those_of_the_oracle(world, monkeypatch):
     data, checkpoint = world
+    monkeypatch.setattr(evaluate_module, "RANKS_PER_BLOCK", 5 * 60)  # five queries at a time
     splits = build_splits("folder", root=str(data))
     made = evaluate(checkpoint, splits, EvaluationOptions("shapes", ns=(5, None, 1000), **CPU), n_points=0)
     report = made.report
@@ -158,10 +166,16 @@ def test_metrics_equal_those_of_the_oracle(world):
 
 def test_the_command_prints_the_summary_and_writes_the_folder(world, tmp_path, capsys):
     options = ("-n", 20, "-n", 5, "-n", "all", "--out", tmp_path, "--precision", "fp32", "--device", "cpu")
-    code, printed, _ = run_command(capsys, "evaluate", world[1], *options)  # the data set it was trained on
+    more = ("--normalizer", "possible", "--seed", 3, "--protocol", "hyp2")
+    code, printed, _ = run_command(capsys, "evaluate", world[1], *options, *more)  # the data set it was trained on
     assert code == 0
     report = load_report(tmp_path / "report.json")
     assert [score.n for score in report.scores] == [5, 20, 60]
+    assert (report.normalizer, report.seed) == ("possible", 3)
+    assert [example.row for example in report.examples] == random_queries(12, seed=3)
+    interval, found = bootstrap(read_per_query(tmp_path / "per_query.csv")[1]["AP@5"], seed=3), report.scores[0]
+    assert (found.mean_average_precision.low, found.mean_average_precision.high) == (interval.low, interval.high)
+    assert "hyp2" in {score.rank for score in report.rankings}
     assert f"| 5 | **{report.scores[0].mean_average_precision.expected:.4f}** |" in printed
     assert printed.splitlines()[2] in (tmp_path / "report.md").read_text()
     for name in ("report.html", "per_query.csv", "figures/precision_curve.svg", "figures/tsne_codes.png"):
@@ -176,6 +190,7 @@ def test_the_command_prints_the_summary_and_writes_the_folder(world, tmp_path, c
         ("-n", "many"),
         ("-n", "0"),
         ("--points", "-1"),
+        ("--lengths",),
         ("--calibrate", "nowhere"),
         ("--baseline", "untrained"),
         ("nowhere.safetensors",),
@@ -186,7 +201,7 @@ def test_a_command_that_cannot_work_is_refused_in_one_line(world, arguments, cap
     assert (code, printed, len(said.splitlines())) == (2, "", 1)
 
 
-def test_bad_input_is_refused_and_broken_images_are_left_out_on_demand(world, tmp_path):
+def test_bad_input_is_refused_and_broken_images_are_left_out_on_demand(world, tmp_path, capsys):
     data, checkpoint = world
     splits = build_splits("folder", root=str(data))
     own = shutil.copytree(data, tmp_path / "data")
@@ -195,9 +210,16 @@ def test_bad_input_is_refused_and_broken_images_are_left_out_on_demand(world, tm
     options = EvaluationOptions("x", ns=(5,), **CPU)
     with pytest.raises(BadDataset):
         evaluate(checkpoint, build_splits("folder", root=str(own)), options)
-    report = evaluate(checkpoint, build_splits("folder", root=str(own), on_error="skip"), options, n_points=0).report
+    command = ("-n", 5, "--points", 0, "--baseline", "none", "--device", "cpu", "--out", tmp_path / "report")
+    assert run_command(capsys, "evaluate", checkpoint, *command, "--data", own, "--on-error", "skip")[0] == 0
+    report = load_report(tmp_path / "report" / "report.json")
+    assert not any("ITQ" in note for note in report.notes)  # neither fitted nor tried
     assert report.data["database"] == 59
     assert any(broken.name in note for note in report.notes)
+    model = load_checkpoint(checkpoint)
+    training = {**model.header.training, "splits_sha256": "0" * 64}
+    save_checkpoint(tmp_path / "other", model.model, model.header.preprocessing, label_names=("a",), training=training)
+    assert run_command(capsys, "evaluate", tmp_path / "other", *command)[0] == 2  # of its training as they are now
 
 
 def test_copies_of_queries_in_other_splits_are_counted(world, tmp_path):
@@ -265,5 +287,6 @@ def test_a_calibration_or_a_service_needs_the_whole_database_where_labels_were_h
     with closing(Catalog(tmp_path / "collection" / CATALOG)) as catalog:
         assert stored_calibration(catalog.spaces) is None
     assert run_command(capsys, *common, *calibrate, "--labels", "all")[0] == 0
+    assert (tmp_path / "evaluation-held-out-all" / "report.json").is_file()
     with closing(Catalog(tmp_path / "collection" / CATALOG)) as catalog:
         assert stored_calibration(catalog.spaces).n_images == 60

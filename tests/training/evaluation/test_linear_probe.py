@@ -75,10 +75,12 @@ def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_pa
     pictures = tmp_path / "pictures"
     render_shapes(pictures, n_query=20, n_train=60, n_database=6, size=32, seed=1)
     made = untrained_checkpoint(tmp_path / "made.safetensors", n_bits=8, root=pictures)
-    code, printed, _ = run_command(capsys, "probe", made, "--precision", "fp32", "--out", tmp_path / "probe.json")
+    options = ("--layer", "outputs", "--precision", "fp32", "--out", tmp_path / "probe.json")
+    code, printed, _ = run_command(capsys, "probe", made, *options)
     assert code == 0
     written = json.loads((tmp_path / "probe.json").read_text())
-    expected = probe_checkpoint(load_checkpoint(made), build_splits("folder", root=str(pictures)), precision="fp32")
+    splits = build_splits("folder", root=str(pictures))
+    expected = probe_checkpoint(load_checkpoint(made), splits, layer="outputs", precision="fp32")
     assert written == pytest.approx(expected, abs=0.05)  # threads add in another order
     assert f"mAP           {written['mAP']:.4f}" in printed
 

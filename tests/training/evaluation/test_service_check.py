@@ -175,6 +175,8 @@ def test_a_collection_of_other_images_is_refused(world, served):
         check_service(served, checkpoint, replace(splits, database=database), OPTIONS)
     for text in ("1 images missing", other.name, "5 not in", stored[-1].name):
         assert text in str(raised.value)
+    with pytest.raises(BadDataset):  # it has all images of the split, and more
+        check_service(served, checkpoint, replace(splits, database=splits.database.take(range(36))), OPTIONS)
 
 
 def test_copies_count_once(world, served, tmp_path):

@@ -12,6 +12,7 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.batches import Source, TrainingData
+from hashseek.training.loop import head_init
 from hashseek.training.loop.fit import fit, initial_model
 from hashseek.training.loop.head_init import fit_head
 from hashseek.training.loop.validation import validation_part
@@ -57,17 +58,18 @@ def test_the_first_layer_is_the_fitted_one_at_the_scale_of_a_random_one(pictures
         torch.testing.assert_close(state["keys"][f"encoder.model.head.{name}"], state["network"][f"model.head.{name}"])
 
 
-def test_features_for_the_layer_are_those_of_evaluation():
+def test_features_for_the_layer_are_those_of_evaluation_of_images_that_are_trained_on(monkeypatch):
+    monkeypatch.setattr(head_init, "MAX_IMAGES", 20)
     settings = run_config(Path(), model={"backbone": "mlp_bn:6-8", "n_bits": 4, "head_init": "pca"})
-    model, modes = HashModel(backbone="mlp_bn:6-8", n_bits=4), []
+    model, seen = HashModel(backbone="mlp_bn:6-8", n_bits=4), []
 
     def features(model, rows):
-        modes.append(model.training)
+        seen.append((model.training, len(rows), rows.min() >= 30))
         yield model.features(torch.randn(len(rows), 6))
 
-    data = TrainingData(Source(lambda *_: iter(()), features), None, None, np.arange(30), np.arange(0))
+    data = TrainingData(Source(lambda *_: iter(()), features), None, None, np.arange(30, 60), np.arange(30))
     fit_head(Fabric(accelerator="cpu", devices=1), settings, model, data, progress=Progress(quiet=True))
-    assert modes == [False]
+    assert seen == [(False, 20, True)]
 
 
 def test_heads_and_sizes_that_cannot_be_fitted_are_refused(pictures, tmp_path):

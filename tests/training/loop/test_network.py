@@ -172,6 +172,13 @@ def test_clml_reads_raw_features_and_corrects_labels_by_its_partner_logits():
     torch.testing.assert_close(terms["clml"], objective.loss(heads["features"], corrected, epoch=0)["clml"])
 
 
+def test_heads_are_computed_in_float32_beside_a_backbone_in_bf16():
+    network, _, _ = build(loss={"name": "bce"})
+    with torch.autocast("cpu", torch.bfloat16):
+        heads = network(torch.randn(4, 6))
+    assert {name: rows.dtype for name, rows in heads.items()} == dict.fromkeys(("outputs", "logits"), torch.float32)
+
+
 def test_only_what_a_loss_reads_learns():
     parts = build(loss={"name": "bce"})  # classifies the outputs
     assert (parts[0].classifier.in_features, parts[0].classifier.out_features) == (12, 3)
@@ -207,6 +214,7 @@ def test_only_what_a_loss_reads_learns():
         ({"train": {"keep_labels": 0.5, "single_label": True}}, "keep_labels"),
         ({"train": {"views": 2}, "model": {"freeze_backbone": True}}, "train.views"),
         ({"memory": {"size": 10**12}}, "memory.size"),
+        ({"optimizer": {"momentum": 0.5}}, "momentum"),  # of AdamW
     ],
 )
 def test_settings_that_do_not_fit_are_refused(sections, named):

@@ -10,6 +10,7 @@ from lightning_fabric import Fabric
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.batches import Source, TrainingData
+from hashseek.training.loop import validation
 from hashseek.training.loop.validation import validate, validation_part
 from support.models import run_config
 
@@ -39,6 +40,24 @@ def test_scores_worked_by_hand(database, n, expected):
     model.head = torch.nn.Identity()
     assert validate(Fabric(accelerator="cpu", devices=1), config, model, data) == pytest.approx(expected)
     assert not model.training
+
+
+def test_a_part_of_many_training_images_is_searched_and_no_image_that_validates(monkeypatch):
+    monkeypatch.setattr(validation, "MAX_DATABASE", 2)
+    config, encoded = run_config(Path(), model={"backbone": "mlp:3-4", "n_bits": 4}), []
+
+    def features(_, rows):
+        encoded.append(rows.tolist())
+        yield torch.from_numpy(2.0 * CODES[rows] - 1)
+
+    data = TrainingData(Source(lambda *_: iter(()), features), LABELS, torch.zeros(6, 2), np.arange(3, 6), np.arange(3))
+    model = HashModel(backbone="mlp:3-4", n_bits=4)
+    model.head = torch.nn.Identity()
+    validate(Fabric(accelerator="cpu", devices=1), config, model, data)
+    queries, database = encoded
+    assert queries == [0, 1, 2]
+    assert len(database) == 2
+    assert set(database) < {3, 4, 5}
 
 
 def test_one_image_can_neither_be_trained_on_nor_searched_among_itself():

@@ -91,8 +91,9 @@ def test_a_damaged_or_foreign_batch_is_refused_and_runs_no_code(root, content, c
 def test_what_is_missing_is_named(root, tmp_path):
     with pytest.raises(BadConfig, match="'cifar10-1' or"):
         build_splits("cifar10", root=str(root), protocol="cifar")
-    with pytest.raises(BadConfig):
-        build_splits("cifar10", root=str(root))  # too few pictures for the published sizes
+    for protocol, named in (("cifar10", "1000 .* 5000"), ("cifar10-1", "1000 .* 5000"), ("cifar10-2", "10000")):
+        with pytest.raises(BadConfig, match=named):
+            build_splits("cifar10", root=str(root), protocol=protocol)  # too few pictures for the published sizes
     (root / "cifar-10-batches-py" / "test_batch").unlink()
     with pytest.raises(BadDataset, match="test_batch"):
         build_splits("cifar10", root=str(root))

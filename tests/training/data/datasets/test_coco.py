@@ -61,6 +61,7 @@ def test_official_sets_and_labels(tmp_path, year):
     splits = build_splits("coco", root=str(root), year=year, protocol="official")
     assert splits.label_names == ("person", "dog", "bottle", "toothbrush"), "in the order of the ids"
     assert names(splits.train) == names(splits.database) == [file_name("train", year, n) for n in (9, 25, 30, 34)]
+    assert f"{82081 if year == 2014 else 117266:,}" in str(splits.problems)  # published
     assert names(splits.query) == [file_name("val", year, n) for n in (139, 285, 632)]
     for part, images in OBJECTS.items():
         for number, categories in images.items():
@@ -85,7 +86,10 @@ def test_the_hashing_split_is_seeded_over_all_images_with_objects(coco):
     assert sizes(splits) == (2, 3, 2)
     assert build_splits("coco", **options).fingerprint == splits.fingerprint
     assert build_splits("coco", split_seed=1, **options).fingerprint != splits.fingerprint
-    assert sizes(build_splits("coco", train_in_database=True, **options)) == (2, 3, 5)
+    in_database = build_splits("coco", train_in_database=True, **options)
+    assert sizes(in_database) == (2, 3, 5)
+    assert "107,218" in str(splits.problems)  # published
+    assert "117,218" in str(in_database.problems)
     assert build_splits("coco", on_error="skip", **options).on_error == "skip"
 
 
@@ -112,7 +116,9 @@ def test_an_incomplete_set_is_refused(coco, place, damage, named):
         build_splits("coco", root=str(coco), n_query=2, n_train=3)
 
 
-@pytest.mark.parametrize("options", [{"year": 2015}, {"lists": "x"}, {}])
-def test_impossible_options_are_refused(coco, options):
-    with pytest.raises(BadConfig):
+@pytest.mark.parametrize(
+    ("options", "named"), [({"year": 2015}, "2015"), ({"lists": "x"}, "lists"), ({}, "5000 .* 10000")]
+)
+def test_impossible_options_are_refused(coco, options, named):
+    with pytest.raises(BadConfig, match=named):
         build_splits("coco", root=str(coco), **options)

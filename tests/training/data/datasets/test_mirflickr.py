@@ -68,6 +68,7 @@ def test_the_deephash_protocol_keeps_unlabelled_images(official, monkeypatch):
     monkeypatch.setattr("hashseek.training.data.datasets.mirflickr.N_IMAGES", N)
     splits = build_splits("mirflickr", root=str(official), protocol="deephash", n_query=2, n_train=4)
     assert sizes(splits) == (2, 4, N - 6)
+    assert "20,000" in str(splits.problems)  # published
 
 
 def test_the_permutation_of_hyp2_defines_the_splits(tmp_path):
@@ -130,9 +131,9 @@ def test_a_damaged_repository_of_hyp2_is_refused(official, tmp_path, place, dama
         build_splits("mirflickr", root=str(official), lists=str(repository))
 
 
-@pytest.mark.parametrize("options", [{}, {"protocol": "csq"}])
-def test_impossible_options_are_refused(official, options):
-    with pytest.raises(BadConfig):
+@pytest.mark.parametrize(("options", "named"), [({}, "1000 .* 4000"), ({"protocol": "csq"}, "csq")])
+def test_impossible_options_are_refused(official, options, named):
+    with pytest.raises(BadConfig, match=named):
         build_splits("mirflickr", root=str(official), **options)
 
 
