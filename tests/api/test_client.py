@@ -68,7 +68,7 @@ def test_everything_that_a_client_can_do(remote, tmp_path):
 
     assert remote.file(13) == png(600)
     assert remote.file(13, size=32)[:3] == b"\xff\xd8\xff"
-    assert [image.id for image in remote.images()] == list(range(1, 15))
+    assert [image.id for image in remote.images(limit=5)] == list(range(1, 15))  # of a page
     assert remote.page(limit=5, label=["odd"]).total == 6
     assert (remote.stats().n_images, remote.stats().labels["made"]) == (14, 2)
     with pytest.raises(hashseek.ServiceError) as refused:
@@ -270,11 +270,11 @@ def test_both_clients_have_the_same_methods_and_get_the_same_answers(reader):
     async def ask():
         async with asynchronous(reader) as client:
             found = await asyncio.gather(client.similar(3, k=4), client.search_each([{"image_id": 3}], k=4))
-            return *found, [image.id async for image in client.images(label=["three"])], await client.stats()
+            return *found, [image.id async for image in client.images(label=["three"], limit=3)], await client.stats()
 
-    remote = hashseek.Client(URL, http=reader)
+    remote = hashseek.Client(f"{URL}/", http=reader)
     similar, [each], ids, stats = asyncio.run(ask())
-    assert similar.hits == each.hits == remote.similar(3, k=4).hits
+    assert similar.hits == each.hits == remote.similar(3, k=4, max_distance=None).hits
     assert ids == [image.id for image in remote.images(label=["three"])]
     assert stats == remote.stats()
 
@@ -360,6 +360,12 @@ def test_errors_name_the_service_and_the_reason(reader):
             call()
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        url = "http://127.0.0.1:{1}".format(*silent.getsockname())
+        with hashseek.Client(url, timeout=0.1) as impatient, pytest.raises(hashseek.ServiceError) as late:
+            impatient.stats()
+        assert (late.value.status, time.monotonic() - started < 4) == (None, True)
     with (
         pytest.raises(hashseek.ServiceError, match=str(port)) as unreachable,
         hashseek.Client(f"http://127.0.0.1:{port}") as nobody,
@@ -384,12 +390,15 @@ def test_a_key_is_sent_with_every_request():
         seen.append(request.headers["Authorization"])
         return httpx.Response(200, content=b"picture")
 
-    with hashseek.Client(URL, api_key="secret", http=httpx.Client(transport=httpx.MockTransport(answer))) as remote:
+    with hashseek.Client(URL, api_key="secret\n", http=httpx.Client(transport=httpx.MockTransport(answer))) as remote:
         assert remote.file(1) == b"picture"
         for call in (remote.stats, lambda: next(remote.add_many([b"picture"]))):
             with pytest.raises(hashseek.ServiceError, match=URL):
                 call()
     assert seen == ["Bearer secret"] * 3
+    for wrong in ("secr\net", "s\u00e9cret"):
+        with pytest.raises(BadConfig):
+            hashseek.Client(URL, api_key=wrong)
 
 
 def test_a_thousand_calls_at_once_are_sent_a_few_at_a_time():

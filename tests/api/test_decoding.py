@@ -41,7 +41,9 @@ def running(decoders):
     return [one._process.pid for one in decoders._idle]
 
 
-def test_the_network_gets_the_same_pixels_as_in_the_same_process(decoders):
+def test_the_network_gets_the_same_pixels_as_in_the_same_process(decoders, tmp_path, monkeypatch):
+    (tmp_path / "numpy.py").write_text("raise SystemExit")  # the current folder may hold anything
+    monkeypatch.chdir(tmp_path)
     for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF"):
         data = encoded(draw(3, (400, 300)), kind)
         expected, found = load_file(data, PREPROCESSING), decoders.load(data, PREPROCESSING)

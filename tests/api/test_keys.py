@@ -90,7 +90,7 @@ def test_every_route_needs_a_key_with_the_right_role(request, kind, address, fil
             assert not {401, 403} & {status[3]}, (method, path)
 
 
-OTHER = ("/healthz/live/x", "/metrics", "/v1", "/v1/", "//", "//v1/stats", "/web/../v1/stats")
+OTHER = ("/healthz/live/x", "/metrics", "/v1", "/v1/", "//", "//v1/stats", "/web/../v1/stats", "/website", "/docs2")
 NO_ROUTES = ("/collections", "/collections/", "/collections//v1/stats", "/collections/a/collections/b/")
 
 
@@ -116,6 +116,8 @@ def test_a_newline_after_a_path_gives_no_right(placed_folder, file, secret):
         query, headers = {"id": 1, "expected": 1}, bearer(secret("write"))
         for path in ("/v1/images%0A", "/v1/images%0a/"):
             assert client.delete(address + path, params=query, headers=headers).status_code in (403, 404), path
+        new = {"name": "new", "like": "a"}
+        assert client.post("/v1/collections%0A", json=new, headers=headers).status_code == 403
         assert client.get(f"{address}/v1/images/1", headers=headers).is_success
 
 
@@ -236,6 +238,9 @@ def test_without_keys_everybody_may_do_everything(client):
         ({"allowed_origins": ["https://my.example/page"]}, False),
         ({"allowed_origins": ["my.example"]}, False),
         ({"allowed_origins": ["https://my.example:8443"]}, True),
+        ({"allowed_hosts": ["https://images.example"]}, False),
+        ({"allowed_hosts": ["images.example:8443"]}, False),
+        ({"allowed_hosts": ["images.example", "fd00::7"]}, True),
         ({"url_hosts": ["https://images.example"]}, False),
         ({"url_hosts": ["images.example:port"]}, False),
         ({"url_hosts": ["images.example/cats"]}, False),

@@ -14,6 +14,7 @@ from support.pictures import png
 from support.service import assert_problem, figures, hits, search, serving
 
 IMPATIENT = "import hashseek.api.access.connections as c; c.HEADER_SECONDS = c.BODY_SECONDS = 0.5"
+FIRST = b"GET /healthz/live HTTP/1.1\r\nHost: localhost\r\n\r\n"  # it is answered, and the connection stays open
 HEADERS = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\nContent-Type: multipart/form-data"
 
 
@@ -39,13 +40,14 @@ def test_200_uploads_at_once_are_answered_or_refused_and_none_is_lost(serve, ind
 
 
 def test_an_upload_that_waits_too_long_is_refused_while_searches_by_id_go_on(indexed, monkeypatch):
-    with serving(indexed, read_only=True) as client, ThreadPoolExecutor(1) as pool:
+    n = 60  # more than the threads that the web framework has by default
+    with serving(indexed, read_only=True, max_uploads=n) as client, ThreadPoolExecutor(n) as pool:
         with client.app.state.collections.decoders.cores.hold(1000):
-            waiting = pool.submit(search, client, png(1), rank="asymmetric")
-            wait_until(lambda: figures(client)["hashseek_queue_length",] == 1)
+            waiting = [pool.submit(search, client, png(1), rank="asymmetric") for _ in range(n)]
+            wait_until(lambda: figures(client)["hashseek_queue_length",] == n)
             assert hits(client.get("/v1/images/1/similar"))
-            assert not waiting.done()
-        assert hits(waiting.result())
+            assert not any(one.done() for one in waiting)
+        assert all(hits(one.result()) for one in waiting)
         monkeypatch.setattr(decoding, "WAIT_SECONDS", 0.2)
         with client.app.state.collections.decoders.cores.hold(1000):
             refused = search(client, png(1), rank="asymmetric")
@@ -70,7 +72,7 @@ def test_a_connection_that_sends_too_slowly_is_closed(serve, indexed):
     process, client = serve(indexed, "--read-only", before=IMPATIENT)
     assert client.get("/healthz/live").is_success
     with ExitStack() as stack:
-        beginnings = (b"", b"GET /healthz", HEADERS, HEADERS + b"; boundary=x\r\n\r\n--x")
+        beginnings = (b"", b"GET /healthz", FIRST + b"GET /", HEADERS, HEADERS + b"; boundary=x\r\n\r\n--x")
         slow = {sent: connected(client, stack, sent) for sent in beginnings}
         for connection in slow.values():
             connection.settimeout(0.1)
@@ -116,10 +118,24 @@ def test_a_body_that_stops_is_closed_soon_but_one_that_goes_on_is_read(serve, in
         assert going.recv(1000).startswith(b"HTTP/1.1 4")
 
 
+def test_a_body_that_the_service_itself_is_slow_to_read_is_waited_for(serve, indexed):
+    slow = """
+import asyncio
+import hashseek.api.access.connections as c
+from starlette.datastructures import UploadFile
+async def write(self, data, original=UploadFile.write):
+    await asyncio.sleep(0.6)
+    await original(self, data)
+c.IDLE_SECONDS, UploadFile.write = 0.3, write
+"""
+    _, client = serve(indexed, "--read-only", before=slow)
+    assert_problem(client.post("/v1/search", files={"image": bytes(900_000)}), 422, "BadImage")
+
+
 def test_a_connection_with_endless_headers_is_closed(serve, indexed):
     """The parser of the headers keeps them whole, so a single connection could fill the memory within the 10 s."""
     _, client = serve(indexed, "--read-only")
-    for head in (b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX"):
+    for head in (b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX", FIRST + b"GET /"):
         with ExitStack() as stack:
             endless = connected(client, stack, head)
             started, sent = time.monotonic(), 0

@@ -65,6 +65,9 @@ def test_an_error_is_not_repeated(own_collection, monkeypatch):
         go_on.set()
         remote = hashseek.Client("http://localhost", http=client, retries=60)
         remote.stats()
+        with monkeypatch.context() as broken:
+            broken.setattr(Service, "searcher", property(lambda _: 1 / 0))
+            assert_problem(upload(client, 77, "a"), 500)
         assert upload(client, 77, "a").status_code == 201
 
 
@@ -87,7 +90,7 @@ def test_a_change_in_progress_is_not_begun_again(serve, own_collection):
 
 
 @pytest.mark.parametrize(
-    ("status", "media_type", "n_runs"), [(200, "application/json", 1), (200, NDJSON, 2), (422, "application/json", 2)]
+    ("status", "media_type", "n_runs"), [(200, "application/json", 1), (200, NDJSON, 2), (400, "application/json", 2)]
 )
 def test_a_change_is_over_when_its_answer_is(status, media_type, n_runs):
     """Although the service still cleans up: a client with the whole answer may repeat its request at once."""

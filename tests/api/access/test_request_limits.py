@@ -58,8 +58,9 @@ def test_only_known_hosts_are_answered(request, kind, address):
         assert_problem(client.get(stats, headers=good), 421, "WrongHost")
         assert_problem(client.get(stats, headers={"Host": "[evil"}), 421, "WrongHost")
         assert all(client.get(stats, headers={"Host": own}).is_success for own in ("127.0.0.1:8000", "[::1]:8000"))
-    with serving(indexed, read_only=True, allowed_hosts=("pictures.example",)) as client:
+    with serving(indexed, read_only=True, host="Own.example", allowed_hosts=("pictures.Example",)) as client:
         assert client.get(stats, headers=good).is_success
+        assert all(client.get(stats, headers={"Host": own}).is_success for own in ("own.example:80", "localhost"))
         assert_problem(client.get(stats, headers=evil), 421, "WrongHost")
         assert_problem(client.get(stats, headers={"Host": "10.0.0.7.evil.example"}), 421, "WrongHost")
         # Probes of Kubernetes and Prometheus use the address of a container; a page of another site has a name.

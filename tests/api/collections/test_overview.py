@@ -1,5 +1,6 @@
 """The overview: its figures by hand, and against the literal definitions."""
 
+from contextlib import closing
 from itertools import combinations, product
 
 import numpy as np
@@ -56,6 +57,18 @@ def test_a_sample_of_a_collection(tmp_path, monkeypatch):
     counts = overview.pair_distances(np.array([[3, 2], [28, 2]], np.uint8), 10, np.random.default_rng(0))
     assert counts.sum() == counts[5] > 0
     collection.close()
+
+
+def test_the_figures_of_an_image_or_label_are_its_own(tmp_path, monkeypatch):
+    for name, number in (("N_SAMPLED", 5), ("N_ON_MAP", 4), ("N_LABELS", 2)):
+        monkeypatch.setattr(overview, name, number)
+    with closing(code_collection(tmp_path, n_bits=10)) as collection:
+        for label, code in zip("aaaabbbbb", [[0, 0]] * 4 + [[255, 3]] * 5, strict=True):
+            collection.add(new_images(np.array([code], np.uint8), start=len(collection), labels=("in all", label)))
+        found = make_overview(collection)
+    assert [(one.label, one.n_images) for one in found.labels] == [("in all", 9), ("b", 5)]
+    assert found.labels[0].to_others is None
+    assert len({(image.id > 4, image.x) for image in found.map}) == len({image.x for image in found.map}) == 2
 
 
 def test_the_overview_of_a_service(own_collection):

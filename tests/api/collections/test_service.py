@@ -201,11 +201,11 @@ def test_a_service_follows_its_collection_to_another_model_while_it_serves(
 
 
 def test_the_old_collection_is_closed_when_the_last_request_has_dropped_it(
-    own_collection, other_checkpoint, monkeypatch
+    own_collection, checkpoint, other_checkpoint, monkeypatch
 ):
     closed, close = [], Collection.close
     monkeypatch.setattr(Collection, "close", lambda self: (closed.append(self.fingerprint), close(self)))
-    service = Service(Settings(collection=own_collection, device="cpu"), "", Shared())
+    service = Service(Settings(own_collection, checkpoint=checkpoint, device="cpu"), "", Shared())  # of the old codes
     service.start()
     wait_until(lambda: service._searcher)
     of_a_request = service.searcher

@@ -61,7 +61,8 @@ def test_a_collection_takes_images_of_every_kind(working_folder):
     with pytest.raises(BadConfig):
         hashseek.open_collection("c", checkpoint="model.safetensors", device="cuda:99")
     assert not (working_folder / "c" / "checkpoint.safetensors").exists(), "it would be bound to this checkpoint"
-    with hashseek.open_collection("c", checkpoint="model.safetensors", device="cpu") as collection:
+    keeping = {"checkpoint": "model.safetensors", "keep_features": True}
+    with hashseek.open_collection("c", **keeping, device="cpu") as collection:
         (working_folder / "broken.jpg").write_bytes(b"no image")
         report = collection.add("photos", "broken.jpg")
         assert (report.added, report.skipped, len(report.problems), len(collection)) == (3, 1, 1, 3)
@@ -69,7 +70,7 @@ def test_a_collection_takes_images_of_every_kind(working_folder):
             collection.add("broken.jpg", on_error="stop")
         file = working_folder / "photos" / "two.jpg"
         with Image.open(file) as opened:
-            hits = [collection.search(image)[0] for image in (file, str(file), file.read_bytes(), opened)]
+            hits = [collection.search(image, rank="float")[0] for image in (file, str(file), file.read_bytes(), opened)]
         assert {(hit.image.path, hit.distance) for hit in hits} == {(str(file), 0)}
         with pytest.raises(BadConfig):
             collection.add("photos", labels="holiday")
@@ -81,6 +82,11 @@ def test_a_collection_takes_images_of_every_kind(working_folder):
         for sources in (["photos"], 3):
             with pytest.raises(BadConfig):
                 collection.add(sources)
+    with hashseek.open_collection("c", read_only=True) as collection:
+        for change in (lambda: collection.add("photos/two.jpg"), lambda: collection.remove(1)):
+            with pytest.raises(BadCollection):
+                change()
+        assert len(collection) == 2
     assert hashseek.encode([], "model.safetensors").shape == (0, 6)
     with pytest.raises(BadConfig):
         hashseek.encode("photos/two.jpg", "model.safetensors")

@@ -12,6 +12,7 @@ from hashseek.api.client import Client
 from hashseek.api.collections import computed
 from hashseek.api.collections.computed import Computed
 from hashseek.api.messages.problems import StillComputing
+from hashseek.api.routes import duplicates
 from hashseek.indexing.collection import Collection
 from support.collections import code_collection, new_images
 from support.commands import wait_until
@@ -41,6 +42,7 @@ def test_a_kept_group_comes_back_only_with_another_image(copies):
         assert groups(client) == [[1, 13, 14], [2, 15]]
         assert groups(client, radius=0) == [[1, 14], [2, 15]]
         assert groups(client, limit=1) == [[1, 13, 14]]
+        assert client.get("/v1/duplicates?radius=1&limit=1").json()["next_offset"] == 1
         answer = client.get("/v1/duplicates?radius=1&limit=1&offset=1").json()
         assert (answer["total"], answer["next_offset"], answer["groups"][0]["size"]) == (2, None, 2)
         assert answer["groups"][0]["images"][1] == client.get("/v1/images/15").json()
@@ -78,7 +80,8 @@ def test_nobody_has_decided_about_a_picture_that_replaced_a_kept_one(own_collect
 def test_the_client_and_the_command_leave_kept_groups_out(copies, serve, hashseek):
     _, service = serve(copies)
     with Client(str(service.base_url)) as client:
-        first = client.duplicates(1).groups[0]
+        assert [group.size for group in client.duplicates(1, limit=1, offset=1).groups] == [2]
+        first = client.duplicates(1, limit=1).groups[0]
         client.keep_duplicates([image.id for image in first.images])
         assert [group.size for group in client.duplicates(1).groups] == [2]
     command = ("index", "duplicates", copies, "--radius", 1, "--json")
@@ -86,8 +89,14 @@ def test_the_client_and_the_command_leave_kept_groups_out(copies, serve, hashsee
     assert hashseek(*command, "--all")[1].count("\n") == 2
 
 
-def test_a_radius_beyond_the_limits_is_refused(copies):
+def test_a_radius_or_collection_beyond_the_limits_is_refused(copies, monkeypatch):
     with serving(copies, read_only=True) as client:
+        with monkeypatch.context() as limited:
+            limited.setattr(duplicates, "MAX_IN_GROUP", 2)
+            found = client.get("/v1/duplicates?radius=1").json()["groups"]
+            assert [(group["size"], len(group["images"])) for group in found] == [(3, 2), (2, 2)]
+            limited.setattr(duplicates, "MAX_IMAGES", 14)
+            assert_problem(client.get("/v1/duplicates?radius=1"), 422, "BadConfig")
         for query in ("", "?radius=-1", "?radius=9"):
             assert_problem(client.get(f"/v1/duplicates{query}"), 422, "BadRequest", "radius")
         assert_problem(client.post("/v1/duplicates/kept", json={"ids": [2, 15]}), 403, "ReadOnly")

@@ -14,6 +14,7 @@ from PIL import Image
 
 from hashseek.api.routes import images
 from hashseek.retrieval.tar_members import member_path
+from support import web
 from support.collections import sql
 from support.commands import wait_until
 from support.paths import copy_collection
@@ -268,6 +269,19 @@ def test_a_file_that_is_gone_is_410(client, own_collection, monkeypatch):
     for url in (record["url"], f"{record['url']}?size=64"):
         assert_problem(client.get(url), 410, "FileGone")
     assert client.delete("/v1/images/13").status_code == 204
+
+
+def test_a_picture_that_was_indexed_by_url_is_read_from_there_if_that_is_allowed(own_collection, pictures):
+    url, data = "/v1/images/1/file", (pictures / "picture 00.jpg").read_bytes()
+    with web.serving(pictures) as place, serving(own_collection, allow_private=True) as client:
+        sql(own_collection / "catalog.sqlite", f"UPDATE images SET path = '{place}/picture 00.jpg' WHERE id = 1")
+        assert client.get(url).content == data
+        assert client.get(f"{url}?size=64").is_success
+        with serving(own_collection) as strict:
+            assert_problem(strict.get(url), 502, "FileNotSent")
+            assert_problem(strict.get(f"{url}?size=64"), 502, "FileNotSent")
+    with serving(own_collection, allow_private=True) as client:  # its server has gone
+        assert_problem(client.get(url), 502, "FileNotSent")
 
 
 def test_clients_do_not_see_the_folder_of_a_tar_that_was_cut_off(own_collection, tmp_path):

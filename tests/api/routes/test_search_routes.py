@@ -61,6 +61,7 @@ def test_pages_load_nothing_from_another_host(reader):
     assert "unsafe" not in page.headers["content-security-policy"]
     files = re.findall(r'(?:src|href)="(/web/[^"]+)"', page.text)
     assert len(files) >= 3
+    assert {reader.get(file).headers["Cache-Control"] for file in ("/", *files)} == {"no-cache"}  # of one version
     for text in (page.text, *(reader.get(file).text for file in files)):
         assert not re.search(r"https?://(?!www\.w3\.org/)", text)
     for path in ("/", "/docs", "/redoc"):
@@ -82,20 +83,26 @@ def test_every_stored_picture_finds_itself_at_distance_0(reader, pictures):
         assert own["url"] == f"/v1/images/{own['id']}/file"
 
 
-def test_a_picture_by_url_is_searched_if_its_host_is_allowed(indexed, pictures, monkeypatch):
+def test_a_picture_by_url_is_searched_if_its_host_is_allowed(reader, indexed, pictures, monkeypatch):
     with web.serving(pictures) as place:
+        place = place.replace("127.0.0.1", "localhost")
         host, url = place.removeprefix("http://"), f"{place}/picture%2000.jpg"
         with serving(indexed, read_only=True) as client:
             assert_problem(client.post("/v1/search", json={"url": url}), 422, "BadConfig", "--url-host")
-        with serving(indexed, read_only=True, url_hosts=["pictures.example", host], max_upload_bytes=100_000) as client:
-            assert_problem(client.post("/v1/search", json={"url": url}), 422, "BadImage", "127.0.0.1")  # not public
-            monkeypatch.setattr(remote, "is_public", lambda ip: ip == "127.0.0.1")
+        with serving(
+            indexed, read_only=True, url_hosts=["pictures.example", host.upper()], max_upload_bytes=2200
+        ) as client:
+            assert_problem(client.post("/v1/search", json={"url": url}), 422, "BadImage", host)  # not public
+            monkeypatch.setattr(remote, "is_public", lambda _: True)
             answer = client.post("/v1/search", json={"url": url, "k": 3})
-            assert hits(answer) == hits(search(client, (pictures / "picture 00.jpg").read_bytes(), k=3))
+            assert hits(answer) == hits(search(reader, (pictures / "picture 00.jpg").read_bytes(), k=3))
             assert answer.json()["ranked_by"] == "asymmetric"
+            by_client = hashseek.Client("http://localhost", http=client).search_url(url, k=3)
+            assert [hit.id for hit in by_client.hits] == [hit["id"] for hit in hits(answer)]
             for other in (
-                url.replace("127.0.0.1", "localhost"),
+                url.replace("localhost", "127.0.0.1"),
                 f"http://{host}/none",
+                f"http://{host}/picture%2001.jpg",  # larger than an upload may be
                 "file:///x",
             ):
                 assert_problem(client.post("/v1/search", json={"url": other}), 422, "BadImage", other)
@@ -153,6 +160,8 @@ def test_rankings_say_what_orders_their_hits(reader, pictures):
         )
         assert found == by_score
         assert all((hit["score"] is None) == (rank == "hamming") for hit in found)
+    answers = [search(reader, data, k=2, oversample=oversample).json() for oversample in (1, 6)]
+    assert [answer["is_exact"] for answer in answers] == [False, True]  # of 2 and of all 12 pictures
     assert_problem(reader.get(similar, params={"rank": "asymmetric"}), 422, "BadConfig", "hamming")
     assert_problem(search(reader, data, rank="float"), 422, "BadConfig", "--keep-features")
 

@@ -73,6 +73,8 @@ def test_a_vector_is_encoded_and_found_by_its_code(vector_client, vectors):
     body = {"vector": vectors[7].tolist()}
     encoded = vector_client.post("/v1/encode", json=body).json()
     assert encoded["n_bits"] == 16
+    remote = hashseek.Client("http://localhost", http=vector_client)
+    assert remote.encode_vector(vectors[7]).code == encoded["code"]
     by_code = {"code": encoded["code"], "k": 5}
     assert hits(vector_client.post("/v1/search", json=by_code)) == hits(
         vector_client.post("/v1/search", json=body | {"k": 5, "rank": "hamming"})
