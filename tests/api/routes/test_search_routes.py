@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from contextlib import closing
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -84,25 +85,26 @@ def test_every_stored_picture_finds_itself_at_distance_0(reader, pictures):
 
 
 def test_a_picture_by_url_is_searched_if_its_host_is_allowed(reader, indexed, pictures, monkeypatch):
+    smallest, *_, largest = sorted(pictures.glob("picture*"), key=lambda file: file.stat().st_size)
+    data = smallest.read_bytes()
     with web.serving(pictures) as place:
         place = place.replace("127.0.0.1", "localhost")
-        host, url = place.removeprefix("http://"), f"{place}/picture%2000.jpg"
+        host, url = place.removeprefix("http://"), f"{place}/{quote(smallest.name)}"
         with serving(indexed, read_only=True) as client:
             assert_problem(client.post("/v1/search", json={"url": url}), 422, "BadConfig", "--url-host")
-        with serving(
-            indexed, read_only=True, url_hosts=["pictures.example", host.upper()], max_upload_bytes=2200
-        ) as client:
+        allowed = {"url_hosts": ["pictures.example", host.upper()], "max_upload_bytes": len(data)}
+        with serving(indexed, read_only=True, **allowed) as client:
             assert_problem(client.post("/v1/search", json={"url": url}), 422, "BadImage", host)  # not public
             monkeypatch.setattr(remote, "is_public", lambda _: True)
             answer = client.post("/v1/search", json={"url": url, "k": 3})
-            assert hits(answer) == hits(search(reader, (pictures / "picture 00.jpg").read_bytes(), k=3))
+            assert hits(answer) == hits(search(reader, data, k=3))
             assert answer.json()["ranked_by"] == "asymmetric"
             by_client = hashseek.Client("http://localhost", http=client).search_url(url, k=3)
             assert [hit.id for hit in by_client.hits] == [hit["id"] for hit in hits(answer)]
             for other in (
                 url.replace("localhost", "127.0.0.1"),
                 f"http://{host}/none",
-                f"http://{host}/picture%2001.jpg",  # larger than an upload may be
+                f"http://{host}/{quote(largest.name)}",  # larger than an upload may be
                 "file:///x",
             ):
                 assert_problem(client.post("/v1/search", json={"url": other}), 422, "BadImage", other)
