@@ -106,7 +106,7 @@ def test_what_cannot_be_downloaded_or_saved_is_refused(server, tmp_path, small_d
 
 @pytest.mark.parametrize("proxy", ["socks://127.0.0.1:9", "socks5h://127.0.0.1:9", "http://127.0.0.1:port"])
 def test_a_proxy_that_cannot_be_used_is_refused(server, tmp_path, monkeypatch, proxy):
-    monkeypatch.delenv("no_proxy")
+    monkeypatch.setenv("no_proxy", "")  # counts before NO_PROXY
     monkeypatch.setenv("ALL_PROXY", proxy)
     with pytest.raises(ConnectionError):
         get(server, tmp_path)

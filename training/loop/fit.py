@@ -211,7 +211,7 @@ def _check_alike(fabric: Fabric, config: Config, splits: Splits) -> None:
 def _move_to_device(fabric: Fabric, config: Config, network: Network, objective: Objective, keys: Keys | None) -> None:
     """Patch the networks for speed and several processes, and move them to the device."""
     if fabric.device.type == "cpu" and not config.model.freeze_backbone:
-        if config.model.freeze_batch_norm:  # which a GPU computes faster than it folds
+        if config.model.freeze_batch_norm:  # on a GPU, folding it takes longer than computing it
             fold_frozen_batch_norm(network.model.backbone)
         compute_depthwise_in_float32(network.model.backbone)
     objective.to(fabric.device)

@@ -123,10 +123,10 @@ def test_a_body_that_the_service_itself_is_slow_to_read_is_waited_for(serve, ind
 import asyncio
 import hashseek.api.access.connections as c
 from starlette.datastructures import UploadFile
-async def write(self, data, original=UploadFile.write):
-    await asyncio.sleep(0.6)
+async def write(self, data, pauses=[2.5], original=UploadFile.write):
+    await asyncio.sleep(pauses.pop() if pauses else 0)
     await original(self, data)
-c.IDLE_SECONDS, UploadFile.write = 0.3, write
+c.IDLE_SECONDS, UploadFile.write = 1.0, write
 """
     _, client = serve(indexed, "--read-only", before=slow)
     assert_problem(client.post("/v1/search", files={"image": bytes(900_000)}), 422, "BadImage")
