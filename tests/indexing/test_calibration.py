@@ -199,6 +199,8 @@ def test_the_commands_calibrate_and_search_by_precision(own_collection, pictures
     assert out.startswith("12 queries over 12 labelled images, labels even, odd\nprecision  radius\n")
     with closing(Collection(own_collection, read_only=True)) as opened:
         kept = stored_calibration(opened).calibration
+    assert run("index", "calibrate", own_collection, "--queries", 5)[1].startswith("5 queries over 12 ")
+    assert run("index", "calibrate", own_collection, "--labels", "even", "--labels", "odd")[0] == 0
     shown = json.loads(run("index", "stats", own_collection, "--json")[1])["calibration"]
     assert (shown["from"], shown["images"], len(shown["made"])) == (
         "its own labelled images",

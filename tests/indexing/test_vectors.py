@@ -1,6 +1,7 @@
 """Collections of vectors: from files to hits, what is refused, and commands that need images."""
 
 import json
+import re
 import shlex
 import signal
 from contextlib import closing
@@ -112,8 +113,8 @@ def test_from_files_to_hits_on_the_command_line(capsys, tmp_path):
     vectors = clustered(60)
     file, ids = save_vectors(tmp_path, vectors.astype(np.float64))
     folder = tmp_path / "c"
-    command = ("index", "add", folder, "--vectors", file, "--ids", ids, "--bits", BITS)
-    code, out, err = run_command(capsys, *command)
+    command = ("index", "add", folder, "--vectors", file, "--ids", ids, "--label", "more", "--bits", BITS)
+    code, out, err = run_command(capsys, *command, "--keep-features")
     assert (code, err) == (0, "")
     assert "added 60, updated 0, already stored 0" in out
     *_, search, serve = out.splitlines()  # the printed commands
@@ -135,12 +136,15 @@ def test_from_files_to_hits_on_the_command_line(capsys, tmp_path):
     np.save(tmp_path / "three.npy", vectors[:3])
     code, out, _ = run_command(capsys, "search", folder, "--vector", tmp_path / "one.npy", "-k", 1, "--json")
     [hit] = json.loads(out)["hits"]
-    assert (code, hit["key"], hit["distance"], hit["labels"]) == (0, "v3", 0, ["odd", "other"])
+    assert (code, hit["key"], hit["distance"], hit["labels"]) == (0, "v3", 0, ["more", "odd", "other"])
     assert (hit["path"], hit["attributes"]) == ("", {"year": 2003})
     options = ("--where", "year=2001", "-k", 50, "--json")
     found = json.loads(run_command(capsys, "search", folder, "--vector", tmp_path / "three.npy", *options)[1])
     assert [len(answer["hits"]) for answer in found] == [12] * 3
     assert "v3" in run_command(capsys, "search", folder, "--vector", tmp_path / "one.npy")[1].splitlines()[1]
+    for rank in ("hamming", "asymmetric", "float"):
+        code, out, _ = run_command(capsys, "search", folder, "--vector", tmp_path / "three.npy", "--rank", rank)
+        assert (code, re.findall("^row (.+):$", out, re.MULTILINE)) == (0, ["0", "1", "2"])
     # What works on collections of images works here.
     assert run_command(capsys, "index", "verify", folder)[:2] == (0, "61 images, 0 problems\n")
     code, out, _ = run_command(capsys, "index", "duplicates", folder, "--radius", 0, "--json")
@@ -343,7 +347,15 @@ def test_a_trained_checkpoint_of_vectors_makes_a_collection(tmp_path):
 def test_options_of_images_are_refused_beside_vectors(capsys, tmp_path):
     file, ids = save_vectors(tmp_path, clustered(10))
     start = ("index", "add", tmp_path / "c", "--vectors", file, "--ids", ids)
-    for options in (("--watch",), ("--backbone", "resnet18"), ("--dry-run",), ("--device", "cpu"), ("--bits", 0)):
+    for options in (
+        (tmp_path,),
+        ("--errors", tmp_path / "e"),
+        ("--watch",),
+        ("--backbone", "resnet18"),
+        ("--dry-run",),
+        ("--device", "cpu"),
+        ("--bits", 0),
+    ):
         assert run_command(capsys, *start, *options)[0] == 2, options
     for options in (("--on-error", "skip"), ("--allow-private",), ("--url-seconds", 3), ("--url-megabytes", 3)):
         assert run_command(capsys, *start, *options)[0] == 2, options

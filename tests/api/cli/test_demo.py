@@ -4,8 +4,11 @@ import json
 import os
 import sys
 
+import pytest
+
 from hashseek.api.cli import demo
 from hashseek.api.cli.demo import gain
+from hashseek.retrieval.errors import HashseekError
 
 
 def test_the_demo_ends_with_what_labels_gain(tmp_path):
@@ -37,3 +40,17 @@ def test_the_service_takes_the_place_of_the_demo(tmp_path, monkeypatch):
     assert (tmp_path / "pictures.txt").read_text().splitlines() == [str(tmp_path / "shapes" / "b.jpg")]
     assert ("search", tmp_path / "without-labels", tmp_path / "shapes" / "a.jpg", "-k", 5) in steps
     assert started == [(sys.executable, [sys.executable, *command])]
+    # A demo that was interrupted continues; one that had ended trains and evaluates nothing again.
+    assert [step[0] for step in steps] == ["train", "index", "index", "search"]
+    assert steps[0][-1] == "--resume"
+    (tmp_path / "run" / "last.safetensors").touch()
+    report.unlink()
+    demo.demo(folder=tmp_path, serve=False)
+    assert [step[0] for step in steps[4:]] == ["index", "index", "search", "evaluate"]
+    assert len(started) == 1
+
+
+def test_a_step_that_fails_ends_the_demo():
+    demo._step("--version")
+    with pytest.raises(HashseekError):
+        demo._step("trian")

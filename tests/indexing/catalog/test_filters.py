@@ -261,19 +261,32 @@ def test_filter_options_of_the_commands(own_collection, pictures, hashseek):
     with closing(Collection(own_collection)) as collection:
         code = collection.catalog.code_of(1).code
         made = [
-            NewImage(f"/{n}.jpg", f"{n:064x}", 1, 1, 1, "image/jpeg", ("made",), code, f"k{n}", {"n": n})
+            NewImage(
+                f"/{n}.jpg",
+                f"{n:064x}",
+                1,
+                1,
+                1,
+                "image/jpeg",
+                ("made", *(["odd"] if n == 4 else [])),
+                code,
+                f"k{n}",
+                {"n": n},
+            )
             for n in range(5)
         ]
         collection.add(made)
     search = ("search", own_collection, pictures / "picture 00.jpg", "-k", 99, "--json", "--device", "cpu")
     for options, keys in (
         (("--label", "made", "--where", "n>=3", "--added-after", "2020-01-01"), {"k3", "k4"}),
-        (("--any-label", "made", "--any-label", "none", "--without", "odd"), {"k0", "k1", "k2", "k3", "k4"}),
+        (("--any-label", "made", "--any-label", "none", "--without", "odd"), {"k0", "k1", "k2", "k3"}),
         (("--key", "k2"), {"k2"}),
         (("--added-before", "2020-01-01"), set()),
     ):
         code, out, err = hashseek(*search, *options)
         assert (code, {hit["key"] for hit in json.loads(out)["hits"]}) == (0, keys), err
+        if "--key" not in options:
+            assert f" {len(keys)} image" in hashseek("index", "remove", own_collection, *options)[2]
     for options in (("--where", "n!=3"), ("--added-after", "soon")):
         code, out, err = hashseek(*search, *options)
         assert (code, out, err.count("\n"), repr(options[1]) in err) == (2, "", 1, True)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import signal
 import socket
 import time
@@ -100,7 +101,7 @@ def test_every_problem_is_a_line_of_json_and_strict_exits_with_3(hashseek, own_c
     command = ("index", "add", own_collection, folder, "--device", "cpu", "--errors", tmp_path / "errors.jsonl")
     code, out, err = hashseek(*command)
     assert (code, out.split(";")[0]) == (0, "added 1, already stored 0, skipped 30")
-    assert err.count("skipped: ") == 20
+    assert (err.count("skipped: "), err.count("\n")) == (20, 21)
     assert err.endswith(f"{tmp_path}/errors.jsonl\n")
     lines = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
     assert len(lines) == 30
@@ -108,6 +109,8 @@ def test_every_problem_is_a_line_of_json_and_strict_exits_with_3(hashseek, own_c
     assert lines[0]["skipped"] is True
     assert hashseek(*command, "--strict")[0] == 3
     assert hashseek("index", "add", own_collection, folder / "good.png", "--strict", "--device", "cpu")[0] == 0
+    code, _, err = hashseek(*command[:-2])  # without a file of problems, all of them are printed
+    assert (code, err.count("skipped: "), err.count("\n")) == (0, 30, 30)
 
 
 def test_a_dry_run_prints_what_would_happen_and_writes_nothing(
@@ -146,6 +149,18 @@ def test_labels_keys_and_attributes_of_a_list_are_stored(hashseek, own_collectio
     assert records(own_collection)[-1].key == "a.png"
 
 
+def test_only_with_trust_mtime_a_file_that_seems_unchanged_is_not_read(hashseek, own_collection, tmp_path):
+    file = save(tmp_path / "a.png", 70)
+    command = ("index", "add", own_collection, file, "--device", "cpu")
+    assert hashseek(*command)[0] == 0
+    before = file.stat()
+    file.write_bytes(bytes(before.st_size))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for options in ((), ("--dry-run",)):
+        assert hashseek(*command[:4], *options)[0] == 1
+        assert hashseek(*command[:4], *options, "--trust-mtime")[0] == 0
+
+
 def test_without_a_terminal_progress_is_a_line_now_and_then(hashseek, own_collection, pictures):
     before = "import hashseek.indexing.cli.output as output; output._PROGRESS_SECONDS = 0"
     code, _, err = hashseek("index", "add", own_collection, pictures, "--device", "cpu", before=before)
@@ -157,9 +172,11 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(hashseek, own_collec
 def test_watching_follows_a_folder_until_it_is_stopped(start, tmp_path, checkpoint):
     folder, watched = tmp_path / "collection", tmp_path / "watched"
     save(watched / "a.png", 1)
+    (watched / "bad.png").write_bytes(b"x")
+    errors = tmp_path / "errors.jsonl"
     process = start(
         *("index", "add", folder, watched, "--checkpoint", checkpoint, "--device", "cpu"),
-        *("--watch", "--prune", "--every", "0.1", "--label", "seen"),
+        *("--watch", "--prune", "--every", "0.1", "--label", "seen", "--errors", errors),
         before="import hashseek.indexing.catalog.database as d; d.BUSY_SECONDS = 0.5",
     )
 
@@ -169,6 +186,7 @@ def test_watching_follows_a_folder_until_it_is_stopped(start, tmp_path, checkpoi
 
     wait_until(lambda: holds("a.png") or process.ended)
     wait_until(lambda: list((folder / "index").glob("*/ids.bin")))  # others need not build the index
+    wait_until(lambda: "bad.png" in errors.read_text() or process.ended)
     with closing(Collection(folder)) as other, other.catalog.exclusive():
         save(watched / "b.png", 2)
         wait_until(lambda: "locked" in process.err or process.ended)
@@ -177,7 +195,7 @@ def test_watching_follows_a_folder_until_it_is_stopped(start, tmp_path, checkpoi
     wait_until(lambda: holds("b.png") or process.ended)
     process.send(signal.SIGTERM)
     assert process.wait() == 143, process.err
-    assert process.out.splitlines()[-1] == f"added 2, already stored 0, skipped 0, removed 1; {folder} holds 1 image"
+    assert process.out.splitlines()[-1] == f"added 2, already stored 0, skipped 1, removed 1; {folder} holds 1 image"
     assert records(folder)[0].labels == ("seen",)
     assert n_stored(folder) == 1
 

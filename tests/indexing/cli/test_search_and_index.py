@@ -103,6 +103,13 @@ def test_searching_with_a_stored_image_leaves_it_out(hashseek, own_collection):
     assert [hit["id"] for hit in json.loads(out)["hits"]] == [i for d, i in others if d <= 20]
 
 
+def test_another_copy_of_the_checkpoint_may_be_used(hashseek, own_collection, pictures, checkpoint):
+    (own_collection / "checkpoint.safetensors").unlink()
+    search = ("search", own_collection, pictures / "picture 00.jpg", "--device", "cpu")
+    assert hashseek(*search)[0] == 2
+    assert hashseek(*search, "--checkpoint", checkpoint)[0] == 0
+
+
 def test_removing_takes_all_or_none_and_verifying_lists_damage(hashseek, own_collection):
     code, out, _ = hashseek("index", "remove", own_collection, 3, 5, 3)
     assert (code, out) == (0, f"removed 2; {own_collection} holds 10 images\n")
@@ -170,6 +177,9 @@ MISTAKES = {
     "index add {collection} {tmp} --watch --dry-run": "--dry-run",
     "index add {collection} {tmp} --watch --allow-private": "--allow-private",
     "index add {collection} {tmp} --watch --strict": "--strict",
+    "index add {collection} {tmp} --watch --split train": "--split",
+    "index add {collection} {tmp} --watch --key-from name": "--key-from",
+    "index add {collection} {tmp} --watch --trust-mtime": "--trust-mtime",
     "index add {collection} {picture} --watch": "{picture}",
     "index add {collection} {tmp} --every 0": "'--every'",
     "index add {collection} {tmp} --every 5": "--watch",
@@ -186,6 +196,7 @@ MISTAKES = {
     "index verify {collection} --checkpoint {other}": "--repair",
     "index verify {collection} --repair --checkpoint {other}": "{theirs}",
     "search {collection} {picture} -k 0": "got 0",
+    "search {collection} {picture} --oversample 0": "got 0",
     "search {collection} {picture} --max-distance 5 --min-precision 0.5": "0.5",
     "search {collection}": "--id",
     "search {collection} {picture} --id 1": "--id",
@@ -200,6 +211,11 @@ MISTAKES = {
     "search {collection} {tmp}/no\nne": "{tmp}/no\\nne",
     "search {collection} {picture} --device abacus": "'abacus'",
     "search {collection} {picture} --device cuda:99": "cuda:99",
+    "index add {collection} {picture} --device cuda:99": "cuda:99",
+    "index verify {collection} --codes 1 --device cuda:99": "cuda:99",
+    "index reencode {collection} --checkpoint {other} --device cuda:99": "cuda:99",
+    "index duplicates {collection} --flips --device cuda:99": "cuda:99",
+    "serve {collection} --port 0 --device cpu:1": "'cpu:1'",
     "search {collection} {picture} --checkpoint {other}": "{theirs}",
     "serve {collection} --port 0 --checkpoint {other}": "{theirs}",
     "serve {collection} --port 99999": "99999",

@@ -1,5 +1,6 @@
 """`index verify --codes`: stored codes are compared with new ones."""
 
+import re
 from contextlib import closing
 
 import numpy as np
@@ -33,7 +34,10 @@ def test_wrong_codes_are_found_and_small_differences_are_counted(own_collection,
         assert differ == [0, 3, 20] + [0] * (N_PICTURES - 3)
         [problem] = problems
         assert "image 3 " in problem
-    assert hashseek(*command)[0] == 1
+    code, out, _ = hashseek(*command)
+    *_, counts, last = out.splitlines()
+    assert re.findall(r"\d+", counts.partition(": ")[2]) == ["23", str(48 * N_PICTURES), "20"]
+    assert (code, last) == (1, f"{N_PICTURES} images, 2 problems")  # the index differs, too
 
 
 def test_missing_files_are_left_out_and_changed_ones_cannot_be_checked(own_collection, tmp_path):
