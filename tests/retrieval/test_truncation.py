@@ -47,6 +47,10 @@ def test_the_command_writes_a_checkpoint_with_a_fingerprint_of_its_own(tmp_path,
     short = load_checkpoint(tmp_path / "best-12.safetensors")  # checks its fingerprint
     assert printed.strip() == str(tmp_path / "best-12.safetensors")
     assert short.header.n_bits == 12
+    cut = truncate(whole, 12).header
+    assert (short.header.label_names, short.header.training) == (cut.label_names, cut.training)
+    assert run_command(capsys, "truncate", path, "--bits", 8, "--out", tmp_path / "own.safetensors")[0] == 0
+    assert load_header(tmp_path / "own.safetensors").n_bits == 8
     assert short.header.fingerprint not in (whole.header.fingerprint, truncate(whole, 8).header.fingerprint)
     for bits, value in ((16, "8, 12, 32"), (12, "best-12.safetensors")):  # not trained for; exists
         code, _, error = run_command(capsys, "truncate", path, "--bits", bits)

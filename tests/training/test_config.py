@@ -10,19 +10,20 @@ from hashseek.training.config import load_config, with_values
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.losses import build_loss
 
-MINIMAL = '[data]\nname = "shapes"\n[model]\nbackbone = "resnet18"\nn_bits = 48\n'
+MINIMAL = '[data]\nname = "shapes"\nroot = "Höhle"\n[model]\nbackbone = "resnet18"\nn_bits = 48\n'
 
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
-    file = tmp_path / "config.toml"
-    file.write_text(MINIMAL)
+    file = tmp_path / "shapes_shufflenet_v2_hyp2_48.toml"  # as one that is shipped
+    file.write_text(MINIMAL, encoding="utf-8")
     return file
 
 
 def test_overrides_take_toml_values_and_bare_words(toml):
     config = load_config(toml, ["model.n_bits=12", "loss.beta=1.5", "model.weights=/a/b.pth", "optimizer.clip_norm=1"])
     assert config.model.n_bits == 12
+    assert config.data.options() == {"root": "Höhle"}
     assert config.loss.options() == {"beta": 1.5}
     assert config.model.weights == "/a/b.pth"
     assert config.optimizer.clip_norm == 1.0
@@ -99,21 +100,27 @@ def test_overrides_apply_to_a_dictionary_too_and_leave_it_as_it_was():
             load_config(given, overrides)
 
 
-OF_PIXELS = ["rand_augment=2", "rand_augment_magnitude=3", "jitter=0.1", "min_crop=1", "flip=false"]
+OF_PIXELS = [
+    "train.rand_augment=2",
+    "train.rand_augment_magnitude=3",
+    "train.jitter=0.1",
+    "train.min_crop=1",
+    "train.flip=false",
+]
 
 
-@pytest.mark.parametrize("override", [*OF_PIXELS, "views=2"])
+@pytest.mark.parametrize("override", [*OF_PIXELS, "train.views=2", "optimizer.backbone_lr=1"])
 def test_settings_without_effect_on_cached_features_are_refused(toml, override):
-    load_config(toml, [f"train.{override}"])
+    load_config(toml, [override])
     with pytest.raises(BadConfig):
-        load_config(toml, [f"train.{override}", "model.freeze_backbone=true"])
+        load_config(toml, [override, "model.freeze_backbone=true"])
 
 
 @pytest.mark.parametrize("override", OF_PIXELS)
 def test_settings_without_effect_on_vectors_are_refused(toml, override):
     load_config(toml, ["model.backbone=mlp:9-16", "train.views=2", "train.noise=0.1"])
     with pytest.raises(BadConfig):
-        load_config(toml, [f"train.{override}", "model.backbone=mlp:9-16"])
+        load_config(toml, [override, "model.backbone=mlp:9-16"])
 
 
 @pytest.mark.parametrize("content", [b"[data\n", b"\xff\xfe", b'[data]\nname = "shapes"\n', None])

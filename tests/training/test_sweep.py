@@ -95,14 +95,18 @@ def test_a_sweep_leaves_a_table_a_plot_and_a_configuration_that_trains_to_its_sc
     assert not list(tmp_path.glob("sweep/trials/*/state.pt"))
     sweep(given, SPACE, trials=4, folder=tmp_path / "sweep")  # more trials continue it, and fewer change nothing
     assert table_of(tmp_path / "sweep")[:3] == rows
+    left = kept.with_name("last.safetensors")
+    left.touch()  # by a process that was killed just after its last trial
     sweep(given, SPACE, trials=1, folder=tmp_path / "sweep")
     assert len(table_of(tmp_path / "sweep")) == 4
+    assert not left.exists()
 
 
 def test_a_sweep_that_is_killed_runs_the_trials_of_an_uninterrupted_one(data, tmp_path, start, monkeypatch):
     file = tmp_path / "a.toml"
     given = content(data, sweep={"seed": 3})
-    file.write_text(tomli_w.dumps(given | {"sweep": given["sweep"] | {"space": SPACE}}))
+    longer = {"sweep": given["sweep"] | {"space": SPACE}, "train": given["train"] | {"epochs": 9}}
+    file.write_text(tomli_w.dumps(given | longer))
     monkeypatch.setattr(sweep_module, "RANDOM_TRIALS", 2)
     uninterrupted, *_ = sweep(given, SPACE, trials=4, folder=tmp_path / "uninterrupted", seed=3)
 
@@ -112,13 +116,14 @@ def test_a_sweep_that_is_killed_runs_the_trials_of_an_uninterrupted_one(data, tm
         "import time; from hashseek.training.loop import fit\n"
         "save = fit.save_state; fit.save_state = lambda *given: (save(*given), time.sleep(0.3))\n"
     )
-    command = start("sweep", file, "--trials", 4, "--out", folder, before=patch + slow)
+    command = start("sweep", file, "train.epochs=3", "--trials", 4, "--out", folder, before=patch + slow)
     state = folder / "trials" / "0003" / "state.pt"  # where the sampler has learnt, and before the epoch is reported
     wait_until(lambda: state.is_file() or command.ended)
     command.send(signal.SIGKILL)
     command.wait()
     assert not (folder / "best.toml").exists()
-    command = start("sweep", file, "--trials", 4, "--out", folder, before=patch)
+    assert len([*folder.glob("trials/000[012]/*.safetensors")]) == 1  # a hundred would fill a disk
+    command = start("sweep", file, "train.epochs=3", "--trials", 4, "--out", folder, before=patch)
     assert command.wait() == 0, command.err
     assert command.out.strip() == str(folder / "best.toml")
     assert table_of(folder) == table_of(tmp_path / "uninterrupted")
@@ -192,6 +197,9 @@ def test_a_folder_is_for_one_sweep_and_one_process(data, tmp_path):
     sweep(content(data), SPACE, trials=1, folder=tmp_path / "a")
     with pytest.raises(BadConfig, match=r"config\.train\.epochs was 3 and is 5; seed was 0 and is 1"):
         sweep(content(data, train={"epochs": 5}), SPACE, trials=1, folder=tmp_path / "a", seed=1)
+    for space, prune in ((SPACE | {"loss.beta": [0.5, 2.0]}, True), (SPACE, False)):
+        with pytest.raises(BadConfig):
+            sweep(content(data), space, trials=1, folder=tmp_path / "a", prune=prune)
     written = tmp_path / "a" / "sweep.json"
     started = json.loads(written.read_text())
     started["config"]["model"]["head_init"] = "random"  # as if the default had been another one
@@ -231,11 +239,14 @@ def test_a_folder_is_for_one_sweep_and_one_process(data, tmp_path):
         ({"optimizer.lr": {"low": 1, "high": 4.5, "step": 0.5, "log": True}}, "step"),
         ({"optimizer.lr": {"low": "a", "high": 4}}, "optimizer.lr"),
         ({"optimizer.lr": {"low": 1, "high": float("inf")}}, "finite"),
+        ({"optimizer.lr": {}, "loss.beta": [0.5, 1.0]}, "optimizer.lr"),
         ({"optimizer.lr": 0.1}, "0.1"),
         ({"optimizer.lr": [0.1]}, "at least two"),
         ({"loss.beta": [[1], [2]]}, "at least two"),
         ({"loss.on": ["outputs", "projection"]}, r"section \[projection\]"),
         ({"train.val_n": [10, 20]}, "train.val_n"),
+        ({"train.val_fraction": [0.1, 0.2]}, "train.val_fraction"),
+        ({"train.val_database": ["training", "held-out"]}, "train.val_database"),
         ({"train.seed": [1, 2]}, "train.seed"),
         ({"data.root": ["a", "b"]}, "data.root"),
     ],
@@ -252,13 +263,20 @@ def test_settings_that_contradict_each_other_are_refused_before_anything_is_run(
         check_space(own, space, source="sweep")
     with pytest.raises(BadConfig, match=r"memory\.size is 32"):
         check_space({**own, "loss": {"name": "mulsupcon"}}, space, source="sweep")
+    with pytest.raises(BadConfig, match="gama"):
+        check_space({**own, "partner": {"name": "asl"}}, parse_space({"partner.gama": [1, 2]}), source="sweep")
 
 
 def test_a_choice_may_unset_a_hyperparameter_that_is_optional(data):
-    own = {**content(data), "loss": {"name": "hashnet"}}
-    check_space(own, parse_space({"loss.a": ["none", 0.1]}), source="sweep")
+    own = {**content(data), "loss": {"name": "hashnet", "quantization": {"kind": "l1"}}}
+    check_space(own, parse_space({"loss.a": ["none", 0.1], "loss.quantization.weight": [0.1, 1]}), source="sweep")
     with pytest.raises(BadConfig, match="'none'"):
         check_space({**own, "loss": {"name": "tie_aware"}}, parse_space({"loss.weight": ["none", 1]}), source="sweep")
+
+
+def test_a_hyperparameter_may_be_one_that_only_the_searched_losses_have(data):
+    space = parse_space({"loss.name": ["hyp2", "hyp2_pair"], "loss.zeta": [0.1, 0.2]})
+    check_space({**content(data), "loss": {"name": "dpsh"}}, space, source="sweep")
 
 
 def test_ranges_are_whole_numbers_only_where_all_their_numbers_are():

@@ -65,7 +65,11 @@ def test_a_set_is_downloaded_when_files_are_missing_and_then_left_alone(tmp_path
         with pytest.raises(BadDataset, match=r"set\.zip.*404"):
             read_or_download(read, archives, root, download=True, on_error="skip")
         make_zip(published / "set.zip", {"a.jpg": b"a"})
+        wrong = Archive(f"{url}/set.zip", "0" * 32, into="images")
+        with pytest.raises(BadDataset):
+            read_or_download(read, [wrong], root, download=True, on_error="skip")
         assert read_or_download(read, archives, root, download=True, on_error="skip") == "skip"
+    assert (root / "set.zip").is_file()
     (root / "images" / "a.jpg").unlink()
     assert read_or_download(read, archives, root, download=True, on_error="skip") == "skip"  # the archive is there
     assert read_or_download(read, archives, root, download=True, on_error="skip") == "stop"  # complete at once

@@ -23,12 +23,13 @@ def test_labels_other_than_0_and_1_are_refused_before_training():
 
 
 def test_the_fingerprint_tells_to_which_split_an_image_belongs():
-    def fingerprint(n_train: int) -> str:
-        rows = {"train": range(n_train), "query": range(n_train, 4), "database": range(4, 6)}
-        images = Split(tuple(Path(f"{row}.png") for row in range(6)), np.ones((6, 2), np.uint8), tuple("012345"))
+    def fingerprint(*train: int, label: int = 1) -> str:
+        rows = {"train": train, "query": sorted({*range(4)} - {*train}), "database": range(4, 6)}
+        images = Split(tuple(Path(f"{row}.png") for row in range(6)), np.full((6, 2), label, np.uint8), tuple("012345"))
         return join_splits({name: images.take(rows[name]) for name in NAMES}, None, "ab", source="mine").fingerprint
 
-    assert fingerprint(2) == fingerprint(2) != fingerprint(3)
+    assert fingerprint(0, 1) == fingerprint(0, 1)
+    assert len({fingerprint(0, 1), fingerprint(0, 2), fingerprint(0, 1, 2), fingerprint(0, 1, label=0)}) == 4
 
 
 @pytest.mark.parametrize("other", ["train", "database"])

@@ -54,8 +54,11 @@ def test_labels_are_utf_8(root):
 def test_a_split_column_is_followed_and_retrieval_means_database(root):
     rows = [f"{n:02}.png,a;b,{('query', 'train', 'retrieval', 'database')[n % 4]}" for n in range(20)]
     write(root, rows, "file,labels,split")
-    parts = files(build_splits("folder", root=str(root)))
+    splits = build_splits("folder", root=str(root))
+    parts = files(splits)
     assert [len(parts[name]) for name in ("query", "train", "database")] == [5, 5, 10]
+    write(root, ["", *rows], "file,labels,split")
+    assert build_splits("folder", root=str(root)).fingerprint == splits.fingerprint
     write(root, rows, "File,Labels,Split")
     assert files(build_splits("folder", root=str(root), split_column="Split")) == parts
     for option in ({"query_fraction": 0.2}, {"train_fraction": 0.2}, {"split_seed": 1}):
@@ -194,6 +197,14 @@ def test_places_without_a_list_and_unknown_options(tmp_path):
             build_splits(name, **options)
 
 
+def test_a_root_may_begin_with_a_variable_or_at_home(root, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_PHOTOS", str(root))
+    monkeypatch.setenv("HOME", str(root.parent))
+    paths = build_splits("folder", root=str(root)).train.paths
+    for place in ("$HASHSEEK_PHOTOS", f"~/{root.name}"):
+        assert build_splits("folder", root=place).train.paths == paths
+
+
 def test_a_data_set_from_outside_is_named_by_its_module(root, tmp_path, monkeypatch):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "my_data.py").write_text(
@@ -217,5 +228,6 @@ def test_labels_can_be_chosen_dropped_and_are_reported_when_they_cannot_be_learn
     assert build_splits("folder", root=str(root), drop_labels=["c"]).label_names == ("a", "a_r1", "b")
     chosen = build_splits("folder", root=str(root), labels=["b", "a"])
     assert chosen.label_names == ("b", "a")
+    assert chosen.fingerprint == build_splits("folder", root=str(root), labels=["a", "b"]).fingerprint
     assert len(chosen.query) == 6, "an image with none of the chosen labels is left out"
     assert never_in_training(build_splits("folder", root=str(root))) == ["c"]

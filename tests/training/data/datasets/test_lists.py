@@ -38,7 +38,7 @@ def test_three_lists_are_three_splits(root, tmp_path):
     assert splits.problems == ()
     named = build_splits("lists", root=str(root), label_names=["cat", "dog", "emu"])
     assert named.label_names == ("cat", "dog", "emu")
-    (tmp_path / "names.txt").write_text("cat\n dog\nemu\n\n")
+    (tmp_path / "names.txt").write_text("cat\n dog\nemu\n\n", encoding="utf-8-sig")
     assert (
         build_splits("lists", root=str(root), label_names=str(tmp_path / "names.txt")).fingerprint == named.fingerprint
     )
