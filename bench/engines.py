@@ -9,7 +9,9 @@
 Speed is that of `Engine.__call__`, from uint8 pixels in memory to float32 features; the weights are random. All rows
 are measured in turn, round after round, in one process, and the median over the rounds is reported, so that a busy
 moment affects all of them; the CPU time per image (of all threads) is then the steadier measure. "plain" is the
-network as a plain script runs it, "autocast" the same, channels last, in bf16 autocast.
+network as a plain script runs it, "autocast" the same, channels last, in bf16 autocast. The last columns compare the
+features of 24 images encoded alone with those of the same images in a batch: the largest difference, relative to the
+largest feature, and the share of bits that differ in a hash layer of 1,024 random directions.
 
 Codes are those of the query split and of a part of the database split: the share of bits that differ from those of
 float32, and mAP@1000 (expected over ties, normalised by the relevant retrieved) of the queries in that part.
@@ -102,13 +104,25 @@ def speed(backbone: str, *, batches: list[int], rounds: int, device: str) -> Non
             if number:
                 times.append(((time.perf_counter() - started) / repeats, (time.process_time() - used) / repeats))
     heads = "".join(f"{f'batch {batch}':>12}{'CPU ms':>9}" for batch in batches)
-    print(f"\n{f'{backbone}, {size} px':30}{heads}     loading")
+    print(f"\n{f'{backbone}, {size} px':30}{heads}     loading   alone: features      bits")
+    images = rng.integers(0, 256, (24, 3, size, size), dtype=np.uint8)
     for name in rows:
         shown = ""
         for batch in batches:
             elapsed, used = np.median(seconds[name, batch], axis=0) / batch
             shown += f"{1 / elapsed:12.1f}{1000 * used:9.1f}"
-        print(f"{name:30}{shown}" + (f"{loading[name]:10.1f} s" if name in loading else ""), flush=True)
+        if name in loading:
+            features, bits = alone_and_together(rows[name], images)
+            shown += f"{loading[name]:10.1f} s{features:18.1e}{100 * bits:8.3f} %"
+        print(f"{name:30}{shown}", flush=True)
+
+
+def alone_and_together(encode: Encode, images: Pixels) -> tuple[float, float]:
+    """How much the images' features differ if each is encoded alone: the largest difference, and the share of bits."""
+    together, alone = encode(images), np.concatenate([encode(images[i : i + 1]) for i in range(len(images))])
+    directions = np.random.default_rng(0).standard_normal((together.shape[1], 1024)).astype(np.float32)
+    bits = [(features - together.mean(axis=0)) @ directions > 0 for features in (together, alone)]
+    return float(np.abs(together - alone).max() / np.abs(together).max()), float((bits[0] != bits[1]).mean())
 
 
 def pixels_of(split: Split, preprocessing: Preprocessing) -> Pixels:

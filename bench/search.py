@@ -30,6 +30,7 @@ import numpy as np
 from records import record
 
 from hashseek.indexing.catalog import Catalog, create_catalog
+from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes, Subset, collapse
 from hashseek.indexing.index.duplicates import groups
 from hashseek.indexing.index.hamming_index import HammingIndex, build_index, load_index, save_index
 from hashseek.indexing.index.segments import joined, merged_hits, whole
@@ -267,6 +268,36 @@ def filters(n: int, rounds: int) -> None:
         )
 
 
+def layouts(n: int, rounds: int) -> None:
+    """Each distinct code stored once, and some rows searched by copying their codes: when they are faster."""
+
+    def search(rows: PlainCodes | DistinctCodes, xq: Codes, among: Subset | None = None) -> Case:
+        return lambda i: rows.search(xq[i % 64 : i % 64 + 1], k=K, limit=8 * xq.shape[1], among=among)
+
+    print(f"\n{n:,} codes of 48 bits, one query, k = {K}: each distinct code once, compared with one code per row\n")
+    print("| distinct per row | once, ms | per row, ms | times | bytes per row |\n|---:|---:|---:|---:|---:|")
+    xq = pad(random_codes(64, 48, seed=1), 8)
+    for drawn_from in (0.05, 0.3, 0.6, 1.3, 3):  # this many codes per row
+        rows = PlainCodes(pad(random_codes(n, 48, int(drawn_from * n)), 8))
+        once = collapse(rows.codes)
+        times = timed({"once": search(once, xq), "per row": search(rows, xq)}, rounds)
+        shown = " | ".join(f"{median(times[name]):.2f}" for name in times)
+        factor = ratio(times, "per row", "once")
+        print(f"| {once.n_compared / n:.2f} | {shown} | {factor:.1f} | {once.n_bytes / n:.0f} |", flush=True)
+    print(
+        f"\n{n:,} codes, one query, k = {K}, among some rows: copying their codes, compared with masking the others\n"
+    )
+    print("| bits | share of rows | copying, ms | masking, ms | times |\n|---:|---:|---:|---:|---:|")
+    for n_bits, share in product((64, 256), (0.02, 0.04, 0.06, 0.08, 0.12, 0.16)):
+        rows, xq = PlainCodes(random_codes(n, n_bits)), random_codes(64, n_bits, seed=1)
+        mask = np.random.default_rng(0).random(n) < share
+        few, masked = Subset(mask), Subset(mask)
+        few.is_small, masked.is_small = True, False
+        times = timed({"copying": search(rows, xq, few), "masking": search(rows, xq, masked)}, rounds)
+        shown = " | ".join(f"{median(times[name]):.2f}" for name in times)
+        print(f"| {n_bits} | {share:g} | {shown} | {ratio(times, 'masking', 'copying'):.2f} |", flush=True)
+
+
 def rankings(n: int, rounds: int) -> None:
     """Asymmetric ranking of the nearest codes beside the Hamming search."""
     for n_bits, k in ((256, 100), (256, 10), (48, 100)):
@@ -367,8 +398,8 @@ def kinds(n: int, rounds: int) -> None:
 def duplicates(n: int) -> None:
     """Groups of near-duplicates."""
     print(f"\n{n:,} codes, a tenth copies with two bits changed: groups of near-duplicates\n")
-    print("| codes | radius | groups | images in them | s |")
-    print("|---|---:|---:|---:|---:|")
+    print("| codes | radius | groups | images in them | s | in the service, s |")
+    print("|---|---:|---:|---:|---:|---:|")
     for n_bits, n_copied in ((64, n // 10), (48, n // 10)):
         rng = np.random.default_rng(0)
         xb = random_codes(n - n_copied, n_bits)
@@ -376,11 +407,13 @@ def duplicates(n: int) -> None:
         copies[np.arange(n_copied), rng.integers(0, copies.shape[1], n_copied)] ^= 5  # two bits differ
         index = build_index(np.concatenate([xb, copies]), np.arange(n), n_bits=n_bits)
         for radius in (0, 2, 4, 6):
-            started = time.perf_counter()
-            lengths = [len(group) for group in groups(index, radius=radius)]
-            seconds = time.perf_counter() - started
-            n_images = sum(lengths)
-            print(f"| {n_bits} bits | {radius} | {len(lengths):,} | {n_images:,} | {seconds:.1f} |", flush=True)
+            seconds = []
+            for parallel in (True, False):  # the service leaves the other cores to searches
+                started = time.perf_counter()
+                lengths = [len(group) for group in groups(index, radius=radius, parallel=parallel)]
+                seconds.append(f"{time.perf_counter() - started:.2f}")
+            n_images, shown = sum(lengths), " | ".join(seconds)
+            print(f"| {n_bits} bits | {radius} | {len(lengths):,} | {n_images:,} | {shown} |", flush=True)
 
 
 def curves(n: int, rounds: int, path: Path) -> None:
@@ -447,7 +480,7 @@ def main() -> None:
     parser.add_argument(
         "--only",
         nargs="*",
-        help="parts: 48, 64, equal, cells, filters, rankings, sizes, kinds, duplicates (all), large, gpu",
+        help="parts: 48, 64, equal, cells, filters, layouts, rankings, sizes, kinds, duplicates (all), large, gpu",
     )
     parser.add_argument("--plot", type=Path, help="write curves over N and K to this SVG or PNG")
     parser.add_argument("--cpu", action="store_true", help="measure CPU time of all threads, for a busy machine")
@@ -466,6 +499,7 @@ def main() -> None:
         "equal": lambda: exact(options.rows, 48, options.rounds, n_distinct=options.rows // 50),
         "cells": lambda: cells(options.rows, options.rounds),
         "filters": lambda: filters(options.rows, options.rounds),
+        "layouts": lambda: layouts(min(options.rows, 2 * 10**6), options.rounds),
         "rankings": lambda: rankings(min(options.rows, 10**6), options.rounds),
         "sizes": lambda: sizes(options.rows),
         "kinds": lambda: kinds(options.graph_rows, options.rounds),

@@ -111,7 +111,7 @@ class Writer:
 
     def __init__(self, collection: "Target") -> None:
         self.collection = collection
-        self._changed = _ChangedIds(collection.in_folder)
+        self._seen = _SeenIds(collection.in_folder)  # of images with keys
         # id of a record -> path, content, name and URI of a new image whose path it had
         self._same_path: dict[int, tuple[str, str, str, str]] = {}
 
@@ -121,12 +121,10 @@ class Writer:
         `names`: what to call each image in a note, and its URI; by default both are its path.
         """
         names = names or [(image.path, image.path) for image in images]
-        keys = [image.key for image in images if image.key is not None]
-        stored_keys = set(self.collection.ids_by_key(keys) if keys else ())
         paths = [image.path for image in images if image.path] if self.collection.in_folder else []
         before = self.collection.records_by_path(paths)
         outcome = self.collection.add(images) if images else []
-        notes = self._notes(images, outcome, stored_keys)
+        notes = self._notes(images, outcome)
         for image, (_, change), name in zip(images, outcome, names, strict=True):
             record = before.get(image.path)
             if change == "added" and record is not None and None in (image.key, record.key):
@@ -151,22 +149,17 @@ class Writer:
                 problems.append(Problem(name, reason, skipped=False, uri=uri))
         return IngestReport(problems=problems)
 
-    def _notes(self, images: list[NewImage], outcome: Sequence[tuple[int, Change]], keys: set[str]) -> dict[int, str]:
-        """Notes on images that lost their labels or attributes, or that replaced another one of this run, by number.
-
-        `keys`: those of the images that were stored before this batch.
-        """
+    def _notes(self, images: list[NewImage], outcome: Sequence[tuple[int, Change]]) -> dict[int, str]:
+        """Notes on images that lost their labels or attributes, or that replaced another one of this run, by number."""
         notes: dict[int, str] = {}
         kept: list[int] = []
         for n, (image, (image_id, change)) in enumerate(zip(images, outcome, strict=True)):
-            if change == "updated" and image.key in keys and image_id in self._changed:
-                notes[n] = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
-            elif change != "added" and image.key is None:
-                kept.append(n)
-            if change != "known":
-                self._changed.add(image_id, is_new=change == "added")
             if image.key is not None:
-                keys.add(image.key)
+                if change == "updated" and image_id in self._seen:
+                    notes[n] = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
+                self._seen.add(image_id)
+            elif change != "added":
+                kept.append(n)
         return {**notes, **self._kept_others([(n, images[n], outcome[n][0]) for n in kept])}
 
     def _kept_others(self, known: Sequence[tuple[int, NewImage, int]]) -> dict[int, str]:
@@ -190,22 +183,25 @@ class Writer:
         return notes
 
 
-class _ChangedIds:
-    """The ids of the images that were added or updated, in little memory where ids only grow, as in a folder."""
+class _SeenIds:
+    """A set of ids. Those of a folder are small numbers, for which a byte per possible id takes less memory."""
 
-    def __init__(self, ids_grow: bool) -> None:
-        self._ids_grow = ids_grow
-        self._first_new: int | None = None  # all later ones were added too, by this process or by another
-        self._others: set[int] = set()
+    def __init__(self, ids_are_small: bool) -> None:
+        self._ids: set[int] | None = None if ids_are_small else set()
+        self._flags = bytearray()
 
     def __contains__(self, image_id: int) -> bool:
-        return image_id in self._others or (self._first_new is not None and image_id >= self._first_new)
+        if self._ids is not None:
+            return image_id in self._ids
+        return image_id < len(self._flags) and bool(self._flags[image_id])
 
-    def add(self, image_id: int, *, is_new: bool) -> None:
-        if is_new and self._ids_grow and self._first_new is None:
-            self._first_new = image_id
-        if image_id not in self:
-            self._others.add(image_id)
+    def add(self, image_id: int) -> None:
+        if self._ids is not None:
+            self._ids.add(image_id)
+            return
+        if image_id >= len(self._flags):
+            self._flags.extend(bytes(image_id + 1 - len(self._flags)))
+        self._flags[image_id] = 1
 
 
 def _store(

@@ -53,7 +53,7 @@ class MilvusStore:
     """
 
     keeps_features = False
-    in_folder = False  # `records_by_path` reads every row, and a new id may be lower than an old one
+    in_folder = False  # `records_by_path` reads every row, and ids are hashes
 
     def __init__(
         self, uri: MilvusUri, *, checkpoint: Path | None = None, create: bool = False, read_only: bool = False

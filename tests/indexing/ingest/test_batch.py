@@ -242,6 +242,14 @@ def test_a_key_for_a_file_that_the_same_run_added_without_one_is_no_second_use(o
     assert [problem.where for problem in report.problems] == ["line 3"]
 
 
+def test_every_run_notes_that_two_files_have_one_key(opened, tmp_path):
+    first, second = (ImageSource(save(tmp_path / f"{n}.png", n), key="k") for n in range(2))
+    assert run(opened, [first]).problems == []
+    for expected in ((0, 1, 1, 0), (0, 2, 0, 0)):  # known at first
+        report = run(opened, [first, second])
+        assert (outcome(report), [note.where for note in report.problems]) == (expected, [str(second.uri)])
+
+
 def test_a_file_that_changes_while_it_is_read_is_left_out(opened, tmp_path, monkeypatch):
     path, other = save(tmp_path / "a.png", 1), save(tmp_path / "b.png", 2)
     read = loading.open_uri
