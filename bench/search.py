@@ -499,7 +499,7 @@ def main() -> None:
         "equal": lambda: exact(options.rows, 48, options.rounds, n_distinct=options.rows // 50),
         "cells": lambda: cells(options.rows, options.rounds),
         "filters": lambda: filters(options.rows, options.rounds),
-        "layouts": lambda: layouts(min(options.rows, 2 * 10**6), options.rounds),
+        "layouts": lambda: layouts(options.rows, options.rounds),
         "rankings": lambda: rankings(min(options.rows, 10**6), options.rounds),
         "sizes": lambda: sizes(options.rows),
         "kinds": lambda: kinds(options.graph_rows, options.rounds),

@@ -10,10 +10,10 @@ from hashseek.indexing.index.exact_scan import Candidates, candidates, count_dis
 from hashseek.retrieval.codes import Codes
 
 # Share of distinct codes below which each is stored once: at 0.3 a search takes 0.4 of the time, at 0.5 0.6, at 0.7 it
-# gains nothing and the lists take more memory than the repeated codes (measured at 48 bits; docs/benchmarks.md).
+# gains little, and the lists take more memory than the repeated codes (10M codes of 48 bits; docs/benchmarks.md).
 COLLAPSE_BELOW = 0.5
 _SAMPLED, _SCRAMBLE = 2**22, np.uint64(0x9E3779B97F4A7C15)
-# Reading scattered codes takes this many times as long as reading them in order: 25 at 64 bits, 10 at 256.
+# Reading scattered codes takes about this many times as long as reading them in order (10M codes; docs/benchmarks.md).
 _SCATTERED = 20
 
 
