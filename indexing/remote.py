@@ -176,7 +176,7 @@ class _Download:
             raise BadImage(f"{self.url}{leads} contains a user name: such URLs are not downloaded")
         usual = port == (443 if parts.scheme == "https" else 80)
         if self.only is not None and f"{host}:{port}" not in self.only and not (usual and host in self.only):
-            raise BadImage(f"{self.url}{leads} is on {host}:{port}, which is not an allowed host")
+            raise BadImage(f"{self.url}{leads} is on {host}:{port}, which is not an allowed host (--url-host)")
         return parts.scheme, host, port, path
 
     def _resolve(self, host: str, port: int) -> list[str]:

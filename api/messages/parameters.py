@@ -262,10 +262,11 @@ class SearchBody(SearchParameters, SearchQuery):
     @model_validator(mode="after")
     def _check_queries(self) -> Self:
         for query in (self, *(self.queries or ())):
-            given = query.model_fields_set & {*SearchQuery.model_fields, "url", "queries"}
+            kinds = [*SearchQuery.model_fields, *(("url", "queries") if query is self else ())]
+            given = query.model_fields_set & {*kinds}
             if len(given) != 1:
                 named = ", ".join(sorted(given)) or "nothing"
-                raise ValueError(f"a query must be one of {', '.join(SearchQuery.model_fields)} or url, not {named}")
+                raise ValueError(f"a query must be one of {', '.join(kinds)}, not {named}")
         return self
 
 

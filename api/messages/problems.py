@@ -189,7 +189,9 @@ def _explain(errors: Sequence[Any], content_type: str) -> str:
     else:
         message = str(first["ctx"]["error"] if first["type"] == "value_error" else first["msg"])
         detail = f"{name}: {message[0].lower()}{message[1:]}"
-    if first["loc"][0] == "body" and not content_type.startswith(("application/json", "multipart/form-data")):
+    # The error that JSON instead of a form leads to, and a form instead of JSON; with another type, every one.
+    wrong = {"application/json": ("body", "image"), "multipart/form-data": ("body",)}
+    if first["loc"][0] == "body" and first["loc"] == wrong.get(content_type.partition(";")[0], first["loc"]):
         detail += f"; the Content-Type is {content_type[:40]!r}: forms need multipart/form-data, JSON application/json"
     return detail
 

@@ -158,8 +158,9 @@ class SearchAnswer(BaseModel):
     """The answer to a search: best first, ties by ascending id. `ranked_by` is how the hits are ordered.
 
     `is_exact` is false where an approximate index or a lack of `oversample` may have missed a better one. `next_offset`
-    is the `offset` of the next hits with the same k; null if there are no more, or if they would exceed the service's
-    largest k. `histogram`: images at each distance; null unless it was asked for, or if the collection is in Milvus.
+    is the `offset` of the next hits with the same k; null if fewer than k were found, or if the next ones would exceed
+    the service's largest k. `histogram`: images at each distance; null unless it was asked for, or if the collection is
+    in Milvus.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [_ANSWER]})

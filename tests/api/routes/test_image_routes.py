@@ -555,6 +555,12 @@ def test_no_answer_tells_the_folders_of_the_server(own_collection, pictures, tmp
             {"url": "/v1/images/1", "content": b'{"labels": []}', "method": "PATCH"},
             ["Content-Type", "application/json"],
         ),
+        ({"url": "/v1/images", "json": {"labels": ["x"]}}, ["Content-Type", "multipart/form-data"]),
+        (
+            {"url": "/v1/images/1", "files": {"labels": (None, "x")}, "method": "PATCH"},
+            ["Content-Type", "application/json"],
+        ),
+        ({"url": "/v1/search", "json": {}}, ["image_id", "queries"]),
         ({"url": "/v1/search", "json": {"image_id": None}}, ["image_id: input should be a valid integer"]),
         ({"url": "/v1/search", "json": {"image_id": 1, "max_distance": False}}, ["body: true and false"]),
         ({"url": "/v1/search", "json": {"image_id": 1, "id": [True]}}, ["body: true and false"]),
