@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import reprlib
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -186,9 +187,12 @@ def _explain(errors: Sequence[Any], content_type: str) -> str:
         detail = f"the request body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
     elif first["type"] == "json_invalid":
         detail = f"{name} is not valid JSON: {first['ctx']['error']}"
-    else:
-        message = str(first["ctx"]["error"] if first["type"] == "value_error" else first["msg"])
+    elif first["type"] == "value_error":  # our own message, which names the value
+        message = str(first["ctx"]["error"])
         detail = f"{name}: {message[0].lower()}{message[1:]}"
+    else:
+        value = f" is {reprlib.repr(first['input'])}" if isinstance(first["input"], str | int | float) else ""
+        detail = f"{name}{value}: {first['msg'][0].lower()}{first['msg'][1:]}"
     # The error that JSON instead of a form leads to, and a form instead of JSON; with another type, every one.
     wrong = {"application/json": ("body", "image"), "multipart/form-data": ("body",)}
     if first["loc"][0] == "body" and first["loc"] == wrong.get(content_type.partition(";")[0], first["loc"]):

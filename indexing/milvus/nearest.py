@@ -66,15 +66,14 @@ class Nearest:
 
         It asks for no radius: Milvus 2.3 then ignores `nprobe`, and stops at the first list without a hit.
         """
-        found, is_complete = list[Neighbour](), False
-        while k <= MOST and not is_complete:
+        while True:
             found = self._fetch(n, self.among)
-            is_complete = len(found) < n or found[-1].distance > min(found[k - 1].distance, radius)
-            if n == MOST:
+            is_complete = len(found) < n or found[-1].distance > min(found[min(k, n) - 1].distance, radius)
+            if is_complete or n == MOST:
                 break
             n = min(4 * n, MOST)
         reads_all = self.params["nprobe"] == N_LISTS  # then the result is exact, or refused
-        if k > MOST or (reads_all and not is_complete):
+        if not is_complete and (reads_all or k > MOST):
             raise BadConfig(
                 f"an index with lists finds at most {MOST:,} images, but this search needs more, or as many are at "
                 "the last distance: use a lower k, max_distance or oversample, a narrower filter, or index=flat"

@@ -366,9 +366,11 @@ class TestMilvus:
         if kind == "ivf":
             assert found(1000, effort=1) != found(1000, effort=1024), "one list does not have them all"
             monkeypatch.setattr(nearest, "MOST", 999)
-            for k, options in ((1000, {}), (999, {"among": Filter(all_labels=("all",))})):
+            for k, options in ((1000, {"effort": 1024}), (999, {"among": Filter(all_labels=("all",))})):
                 with pytest.raises(BadConfig):  # more images may be at the last distance
                     found(k, **options)
+            rare = {"among": Filter(all_labels=("rare",))}
+            assert found(1000, **rare) == found(999, **rare), "no more match"
         reader.close()
 
 

@@ -562,6 +562,7 @@ def test_no_answer_tells_the_folders_of_the_server(own_collection, pictures, tmp
         ),
         ({"url": "/v1/search", "json": {}}, ["image_id", "queries"]),
         ({"url": "/v1/search", "json": {"image_id": None}}, ["image_id: input should be a valid integer"]),
+        ({"url": "/v1/search", "json": {"image_id": 1, "k": -3}}, ["k is -3"]),
         ({"url": "/v1/search", "json": {"image_id": 1, "max_distance": False}}, ["body: true and false"]),
         ({"url": "/v1/search", "json": {"image_id": 1, "id": [True]}}, ["body: true and false"]),
         (
