@@ -165,11 +165,15 @@ def test_metrics_equal_those_of_the_oracle(world, monkeypatch):
 
 
 def test_the_command_prints_the_summary_and_writes_the_folder(world, tmp_path, capsys):
+    other = untrained_checkpoint(tmp_path / "other.safetensors", n_bits=8, root=world[0])
     options = ("-n", 20, "-n", 5, "-n", "all", "--out", tmp_path, "--precision", "fp32", "--device", "cpu")
     more = ("--normalizer", "possible", "--seed", 3, "--protocol", "hyp2")
-    code, printed, _ = run_command(capsys, "evaluate", world[1], *options, *more)  # the data set it was trained on
+    code, printed, _ = run_command(capsys, "evaluate", world[1], other, *options, *more)  # on what it was trained on
     assert code == 0
     report = load_report(tmp_path / "report.json")
+    assert [model.n_bits for model in report.models] == [10, 8]
+    assert report.model["computed_in"].split()[1:] == ["cpu", "float32"]
+    assert (report.data["data_set"], bool(report.command)) == (str(world[0]), True)
     assert [score.n for score in report.scores] == [5, 20, 60]
     assert (report.normalizer, report.seed) == ("possible", 3)
     assert [example.row for example in report.examples] == random_queries(12, seed=3)
@@ -193,6 +197,7 @@ def test_the_command_prints_the_summary_and_writes_the_folder(world, tmp_path, c
         ("--lengths",),
         ("--calibrate", "nowhere"),
         ("--baseline", "untrained"),
+        ("--device", "cuda:99"),
         ("nowhere.safetensors",),
     ],
 )
@@ -210,16 +215,19 @@ def test_bad_input_is_refused_and_broken_images_are_left_out_on_demand(world, tm
     options = EvaluationOptions("x", ns=(5,), **CPU)
     with pytest.raises(BadDataset):
         evaluate(checkpoint, build_splits("folder", root=str(own)), options)
-    command = ("-n", 5, "--points", 0, "--baseline", "none", "--device", "cpu", "--out", tmp_path / "report")
+    out = tmp_path / "new" / "report"
+    command = ("-n", 5, "--points", 0, "--baseline", "none", "--device", "cpu", "--out", out)
     assert run_command(capsys, "evaluate", checkpoint, *command, "--data", own, "--on-error", "skip")[0] == 0
-    report = load_report(tmp_path / "report" / "report.json")
+    report = load_report(out / "report.json")
     assert not any("ITQ" in note for note in report.notes)  # neither fitted nor tried
+    assert not list(out.glob("figures/tsne*"))
     assert report.data["database"] == 59
     assert any(broken.name in note for note in report.notes)
     model = load_checkpoint(checkpoint)
     training = {**model.header.training, "splits_sha256": "0" * 64}
     save_checkpoint(tmp_path / "other", model.model, model.header.preprocessing, label_names=("a",), training=training)
     assert run_command(capsys, "evaluate", tmp_path / "other", *command)[0] == 2  # of its training as they are now
+    assert run_command(capsys, "evaluate", tmp_path / "other", *command, "--on-error", "skip")[0] == 0
 
 
 def test_copies_of_queries_in_other_splits_are_counted(world, tmp_path):
