@@ -282,6 +282,7 @@ def test_filter_options_of_the_commands(own_collection, pictures, hashseek):
         (("--any-label", "made", "--any-label", "none", "--without", "odd"), {"k0", "k1", "k2", "k3"}),
         (("--key", "k2"), {"k2"}),
         (("--added-before", "2020-01-01"), set()),
+        (("--added-after", "2200-01-01"), set()),
     ):
         code, out, err = hashseek(*search, *options)
         assert (code, {hit["key"] for hit in json.loads(out)["hits"]}) == (0, keys), err
@@ -292,3 +293,4 @@ def test_filter_options_of_the_commands(own_collection, pictures, hashseek):
         assert (code, out, err.count("\n"), repr(options[1]) in err) == (2, "", 1, True)
     assert hashseek("index", "remove", own_collection, 1, "--key", "k3", "--key", "none")[0] == 2
     assert hashseek("index", "remove", own_collection, 1, "--key", "k3", "--key", "k3")[1].startswith("removed 2;")
+    assert hashseek("index", "remove", own_collection, "--key", "k1")[1].startswith("removed 1;")

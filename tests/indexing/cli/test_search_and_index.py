@@ -56,7 +56,7 @@ def test_adding_a_list_takes_its_labels_and_split(hashseek, tmp_path, checkpoint
     content = json.loads(hashseek("index", "stats", folder, "--json")[1])
     assert (content["images"], content["bits"], content["labels"]) == (2, 48, {"a": 1, "b": 2})
     assert content["fingerprint"] == load_header(checkpoint).fingerprint
-    assert (content["index"]["built"], content["index"]["fresh"]) == (2, 0)
+    assert (content["index"]["built"], content["index"]["fresh"], content["features"]) == (2, 0, "not stored")
     assert hashseek("index", "stats", folder)[1].splitlines()[0] == "images       2"
 
 
@@ -108,6 +108,7 @@ def test_another_copy_of_the_checkpoint_may_be_used(hashseek, own_collection, pi
     search = ("search", own_collection, pictures / "picture 00.jpg", "--device", "cpu")
     assert hashseek(*search)[0] == 2
     assert hashseek(*search, "--checkpoint", checkpoint)[0] == 0
+    assert hashseek("index", "stats", own_collection)[0] == 0
 
 
 def test_removing_takes_all_or_none_and_verifying_lists_damage(hashseek, own_collection):

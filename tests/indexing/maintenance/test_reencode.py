@@ -338,7 +338,9 @@ def test_the_commands(own_collection, other_checkpoint, hashseek):
     assert (code, "Traceback" in err) == (0, False)
     assert out.startswith("encoded 12;")
     assert f"`hashseek index drop-space {own_collection} 1`" in out
-    assert json.loads(hashseek("index", "stats", own_collection, "--json")[1])["bits"] == 36
+    content = json.loads(hashseek("index", "stats", own_collection, "--json")[1])
+    assert content["bits"] == 36
+    assert [line.partition(" ")[2] for line in content["spaces"].values()] == ["(48 bits, ready)", "(36 bits, in use)"]
     assert hashseek("index", "switch", own_collection, 1)[0] == 0
     assert hashseek("index", "drop-space", own_collection, 2)[0] == 0
     code, _, err = hashseek("index", "drop-space", own_collection, 1)

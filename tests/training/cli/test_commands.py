@@ -75,6 +75,7 @@ def test_mistakes_in_settings_and_data_are_found_before_torch_is_loaded(toml, ch
         "'rot'": ["train", str(toml), "data.rot=/nowhere", *run],
         "'unicorn'": ["train", str(toml), "data.labels=['circle','unicorn']", *run],
         **{place: ["evaluate", str(checkpoint), "--data", place] for place in missing},
+        "--data": ["evaluate", str(checkpoint)],  # which records no data
     }
     program = f"""
 import sys; sys.modules["torch"] = None
