@@ -199,7 +199,11 @@ def test_the_commands_calibrate_and_search_by_precision(own_collection, pictures
     assert out.startswith("12 queries over 12 labelled images, labels even, odd\nprecision  radius\n")
     with closing(Collection(own_collection, read_only=True)) as opened:
         kept = stored_calibration(opened).calibration
-    assert run("index", "calibrate", own_collection, "--queries", 5)[1].startswith("5 queries over 12 ")
+    assert run("index", "calibrate", own_collection, "--queries", 5, "--seed", 1)[1].startswith("5 queries over 12 ")
+    with closing(Collection(own_collection)) as opened:
+        of_command = stored_calibration(opened).calibration
+        seeds = [calibrate_collection(opened, n_queries=5, seed=seed).calibration for seed in (1, 0)]
+    assert of_command == seeds[0] != seeds[1]
     assert run("index", "calibrate", own_collection, "--labels", "even", "--labels", "odd")[0] == 0
     shown = json.loads(run("index", "stats", own_collection, "--json")[1])["calibration"]
     assert (shown["from"], shown["images"], len(shown["made"])) == (
