@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hashseek.retrieval.label_files import Problem
@@ -49,6 +50,7 @@ def test_broken_images_are_found_without_loading_torch(run, worked):
     assert done.returncode == 0, done.stderr
     assert done.stdout == run("inspect", worked)[1]
     assert "3.jpg" in done.stdout
+    assert "3.jpg" not in run("inspect", worked, "--no-files")[1]
 
 
 @pytest.mark.parametrize("of_classes", [False, True])
@@ -140,7 +142,7 @@ def test_members_of_shards_are_compared_like_files(tmp_path):
     assert [Path(path).name for path in found["examples"][0]] == ["database3.jpg", "query3.jpg"]
 
 
-def test_inspect_prints_the_facts_as_text_or_json(run, shapes):
+def test_inspect_prints_the_facts_as_text_or_json(run, shapes, tmp_path):
     code, out, _ = run("inspect", shapes)
     assert code == 0
     assert out.startswith("images: train 40, query 8, database 20\nsplits: ")
@@ -154,6 +156,10 @@ def test_inspect_prints_the_facts_as_text_or_json(run, shapes):
     assert facts["duplicates"] is None
     assert "circle" in {label["name"] for label in facts["labels"]}
     assert "star" not in {label["name"] for label in facts["labels"]}
+    vectors, labels = np.eye(40, 9), np.eye(2)[np.arange(40) % 2]
+    np.savez(tmp_path / "a.npz", X=vectors, Y=labels, label_names=["a", "b"])
+    code, out, _ = run("inspect", "vectors", f"path={tmp_path}/a.npz")
+    assert (code, out.startswith("rows: "), "vectors of 9 " in out, "duplicate" in out) == (0, True, True, False)
 
 
 def test_missing_files_are_reported_and_not_refused(run, worked):
