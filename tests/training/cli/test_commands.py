@@ -102,6 +102,8 @@ def test_a_data_set_is_a_name_a_folder_a_function_or_a_toml_file(toml, shapes, c
     monkeypatch.chdir(tmp_path)
     assert data_options(checkpoint, "shapes") == ("shapes", {}), "a name means the same in every folder"
     assert data_options(checkpoint, "./shapes") == ("folder", {"root": "./shapes"})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_options(checkpoint, "~/shapes") == ("folder", {"root": "~/shapes"})  # no shell expands --data=~/shapes
 
 
 def test_a_report_names_the_data_as_the_user_did():

@@ -83,6 +83,7 @@ def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_pa
     expected = probe_checkpoint(load_checkpoint(made), splits, layer="outputs", precision="fp32")
     assert written == pytest.approx(expected, abs=0.05)  # threads add in another order
     assert f"mAP           {written['mAP']:.4f}" in printed
+    assert run_command(capsys, "probe", made, "--device", "cuda:99")[0] == 2
 
 
 def test_what_cannot_be_probed_is_refused(scene, contrastive, tmp_path):
