@@ -324,7 +324,8 @@ def test_the_command_says_that_nothing_was_found(hashseek, own_collection, pictu
         code, out, err = hashseek(*command)
         assert (code, out.count("\n"), err) == (0, 1, "")
         assert "rank" not in out
-        assert json.loads(hashseek(*command, "--json")[1] or '{"hits": []}')["hits"] == []
+        code, out, err = hashseek(*command, "--json")
+        assert (code, json.loads(out or '{"hits": []}')["hits"], err) == (0, [], "")
 
 
 @pytest.mark.parametrize("command", [("search", URL, "a.jpg"), ("index", "stats", URL), ("search", "c", URL)])

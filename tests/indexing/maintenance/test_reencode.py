@@ -193,7 +193,7 @@ def test_images_whose_file_is_gone_or_changed_keep_the_old_codes_in_use(
     with closing(Collection(collection.folder)) as same:
         assert same.n_bits == 48
     (own / "hidden").rename(own / "picture 00.jpg")
-    code, out, err = hashseek(*command)
+    code, out, err = hashseek(*command, "--drop-old")
     assert (code, numbers(out)) == (1, ["1", "2"])
     code, out, err = hashseek(*command, "--without-missing", "--drop-old")
     assert (code, numbers(out), err.count("\n")) == (0, ["0", "2"], 2)
