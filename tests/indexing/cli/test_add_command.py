@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 import pytest
 
 from hashseek.indexing.collection import Collection
+from hashseek.indexing.remote import SECONDS
 from support import service
 from support.collections import n_stored, sql
 from support.commands import wait_until
@@ -221,6 +222,10 @@ def test_a_list_of_urls_is_downloaded_and_stored(hashseek, web, tmp_path, pictur
     assert [record.path for record in records(folder)] == urls[:3]
     code, out, _ = hashseek("index", "add", folder, pictures, urls[0], "--allow-private", "--device", "cpu")
     assert (code, out.split(";")[0]) == (0, "added 9, already stored 4, skipped 0")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url, started = f"http://127.0.0.1:{silent.getsockname()[1]}/a.jpg", time.monotonic()
+        assert hashseek("index", "add", folder, url, "--allow-private", "--url-seconds", 0.3)[0] == 1
+    assert time.monotonic() - started < SECONDS
 
 
 def test_private_urls_are_read_again_only_if_allowed(hashseek, web, tmp_path, checkpoint, other_checkpoint):
