@@ -1,6 +1,7 @@
 """Mirrored and turned copies are found, and their orientation is named."""
 
 import json
+from contextlib import closing
 from itertools import product
 
 import numpy as np
@@ -73,5 +74,10 @@ def test_the_command_names_orientations(flipped, hashseek):
     assert [entry["id"] for entry in second] == [9, 10, 11]
     code, out, err = hashseek("index", "duplicates", flipped / "collection", "--radius", RADIUS, "--flips")
     assert (code, err, out.count("mirrored"), out.count("270°")) == (0, "", 4, 3)
+    with closing(Collection(flipped / "collection")) as collection:
+        collection.catalog.keep_group([9, 10, 11])
+    for radius, sizes in ((RADIUS, [8]), (47, [13])):
+        out = hashseek("index", "duplicates", flipped / "collection", "--radius", radius, "--flips", "--json")[1]
+        assert [len(json.loads(line)) for line in out.splitlines()] == sizes
     code, _, _ = hashseek("index", "duplicates", flipped / "collection", "--radius", RADIUS, "--engine", "torch")
     assert code == 2
