@@ -5,6 +5,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.files import cache_folder
 from hashseek.retrieval.images import Preprocessing, load_file
 from hashseek.training.config import TrainSection
-from hashseek.training.data import image_cache
+from hashseek.training.data import broken_images, image_cache
 from hashseek.training.data.broken_images import without_broken
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.splits import Split, Splits
@@ -109,14 +110,21 @@ def test_epochs_after_the_first_never_decode(split, cache):
     assert not same(first, collect(images, epoch=3))
 
 
-def test_files_without_a_broken_one_are_not_decoded_again_until_one_changes(split, own_cache):
+def test_files_without_a_broken_one_are_not_decoded_again_until_one_changes(split, monkeypatch):
     stop = Splits(split, split, split, ("a", "b"), "")
     skip = replace(stop, on_error="skip")
+    with monkeypatch.context() as unwritable:
+        unwritable.setenv("HASHSEEK_CACHE", "/proc/nowhere")
+        assert without_broken(stop, source="a set") == stop
     assert without_broken(stop, source="a set") == stop
     content, times = split.paths[3].read_bytes(), split.paths[3].stat()
     split.paths[3].write_bytes(b"x" * len(content))
     os.utime(split.paths[3], ns=(times.st_atime_ns, times.st_mtime_ns))
     assert without_broken(stop, source="a set") == stop  # by size and time, not decoded
+    with monkeypatch.context() as newer:
+        newer.setattr(broken_images, "version", lambda name: version(name) + "1" * (name == "pillow"))
+        with pytest.raises(BadDataset):
+            without_broken(stop, source="a set")
     os.utime(split.paths[3])
     found = without_broken(skip, ("train", "database"), source="a set")
     assert (len(found.train), len(found.query), len(found.database)) == (N_PICTURES - 1, N_PICTURES, N_PICTURES - 1)
@@ -126,6 +134,7 @@ def test_files_without_a_broken_one_are_not_decoded_again_until_one_changes(spli
     split.paths[3].unlink()
     with pytest.raises(BadDataset):
         without_broken(stop, source="a set")
+    assert len(without_broken(skip, source="a set").train) == N_PICTURES - 1
     for path in split.paths:
         path.write_bytes(b"x")
     with pytest.raises(BadDataset):  # nothing is left

@@ -20,6 +20,7 @@ from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.images import load_file, read_bytes
 from hashseek.retrieval.metrics import bootstrap
+from hashseek.training.data import cached_features
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.evaluation import evaluate as evaluate_module
@@ -90,7 +91,7 @@ def test_all_three_rankings_equal_loops_over_the_database(world, monkeypatch):
 
 
 def test_training_and_every_evaluation_share_features_and_their_codes_are_those_of_the_service(
-    world, tmp_path, own_cache
+    world, tmp_path, own_cache, monkeypatch
 ):
     model = {"freeze_backbone": True, "head_init": "random"}  # there are two training images
     settings = run_config(world[0], model=model, train={"val_fraction": 0.5})
@@ -122,6 +123,15 @@ def test_training_and_every_evaluation_share_features_and_their_codes_are_those_
     if fast_bf16():
         assert len(report_of(run.best, precision="bf16")[1]) == 7
     assert of_training in files
+    for file in folder.iterdir():
+        os.utime(file, (1, 1))
+    used = {file for file in report_of(run.best)[1] if file.stat().st_mtime > 1}
+    assert len(used) == 3
+    most = 1.2 * sum(file.stat().st_size for file in used)
+    monkeypatch.setattr(cached_features, "_KEPT_BYTES", most)
+    os.utime(changed, ns=(2, 2))
+    kept = report_of(run.best)[1]
+    assert (used < kept.keys(), sum(file.stat().st_size for file in kept) <= most) == (True, True)
 
 
 def test_metrics_equal_those_of_the_oracle(world, monkeypatch):
