@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,7 +55,9 @@ def test_broken_images_are_found_without_loading_torch(run, worked):
 
 
 @pytest.mark.parametrize("of_classes", [False, True])
-def test_the_labels_of_a_folder_are_written_to_a_list_that_can_be_used_in_its_place(run, tmp_path, of_classes):
+def test_the_labels_of_a_folder_are_written_to_a_list_that_can_be_used_in_its_place(
+    run, tmp_path, of_classes, monkeypatch
+):
     root = tmp_path / "photos"
     for number in range(20):
         folder = root / ("train" if number < 12 else "test") / "ab"[number % 2] if of_classes else root
@@ -63,8 +66,9 @@ def test_the_labels_of_a_folder_are_written_to_a_list_that_can_be_used_in_its_pl
     if not of_classes:
         rows = [f"café {number}.jpg,{'a;b' if number % 3 else 'c'}" for number in range(20)]
         (root / "labels.csv").write_text("\n".join(["file,labels", *rows]))
-    written = tmp_path / "list.csv"
-    assert run("inspect", root, "--write-labels", written)[0] == 0
+    written = tmp_path / "lists" / "list.csv"
+    monkeypatch.chdir(tmp_path)
+    assert run("inspect", "photos", "--write-labels", written)[0] == 0
     first, second = build_splits("folder", root=str(root)), build_splits("folder", root=str(written))
     assert first.label_names == second.label_names
     for name in ("train", "query", "database"):
@@ -117,6 +121,10 @@ def test_hand_worked_facts(worked):
     assert facts["duplicates"] == {"groups": 2, "files": 4, "across": 1, "examples": copies}
     assert facts["vectors"] is None
     assert json.loads(json.dumps(facts)) == facts
+    shutil.copy(worked / "0.jpg", worked / "1.jpg")
+    shutil.copy(worked / "5.jpg", worked / "6.jpg")  # the copies of queries are queries
+    found = inspect_splits(build_splits("folder", root=str(worked), on_error="skip"))["duplicates"]
+    assert (found["groups"], found["across"]) == (3, 0)
 
 
 def test_missing_files_are_counted_and_the_first_are_named(worked):
@@ -155,6 +163,8 @@ def test_inspect_prints_the_facts_as_text_or_json(run, shapes, tmp_path):
     assert facts["options"] == {"on_error": "skip", "root": str(shapes), "drop_labels": ["st*"]}
     assert facts["duplicates"] is None
     assert "circle" in {label["name"] for label in facts["labels"]}
+    together = [pair["images"] for pair in facts["pairs"]]
+    assert together == sorted(together, reverse=True)
     assert "star" not in {label["name"] for label in facts["labels"]}
     vectors, labels = np.eye(40, 9), np.eye(2)[np.arange(40) % 2]
     np.savez(tmp_path / "a.npz", X=vectors, Y=labels, label_names=["a", "b"])
@@ -167,6 +177,9 @@ def test_missing_files_are_reported_and_not_refused(run, worked):
     assert code == 0
     assert "missing files: 1\n  labels.csv line 10: the file 8.jpg does not exist" in out
     assert "2 images in 4 files; 1 of them" in out
+    assert out.count("c, d\n") == 1  # never used in training
+    assert "a + b: 3; 1.2" in out
+    assert re.findall("^([a-d]) ", out, re.MULTILINE) == ["a", "b", "c", "d"]
     code, _, err = run("inspect", worked, "on_error=stop")
     assert code == 2
     assert "line 10" in err
