@@ -142,6 +142,9 @@ def test_from_files_to_hits_on_the_command_line(capsys, tmp_path):
     found = json.loads(run_command(capsys, "search", folder, "--vector", tmp_path / "three.npy", *options)[1])
     assert [len(answer["hits"]) for answer in found] == [12] * 3
     assert "v3" in run_command(capsys, "search", folder, "--vector", tmp_path / "one.npy")[1].splitlines()[1]
+    np.save(tmp_path / "one near.npy", [vectors[3], -vectors[3]])
+    out = run_command(capsys, "search", folder, "--vector", tmp_path / "one near.npy", "--max-distance", 0)[1]
+    assert "v3" in out
     for rank in ("hamming", "asymmetric", "float"):
         code, out, _ = run_command(capsys, "search", folder, "--vector", tmp_path / "three.npy", "--rank", rank)
         assert (code, re.findall("^row (.+):$", out, re.MULTILINE)) == (0, ["0", "1", "2"])

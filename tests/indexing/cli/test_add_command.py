@@ -216,6 +216,8 @@ def test_a_list_of_urls_is_downloaded_and_stored(hashseek, web, tmp_path, pictur
     code, out, err = hashseek(*command)
     assert (code, out.split(";")[0]) == (1, "added 0, already stored 0, skipped 4")
     assert err.count("--allow-private") == 4
+    code, out, _ = hashseek(*command, "--allow-private", "--dry-run")
+    assert (code, out.split(";")[0]) == (0, "dry run: would be added 3, already stored 0, skipped 1")
     code, out, err = hashseek(*command, "--allow-private")
     assert (code, out.split(";")[0]) == (0, "added 3, already stored 0, skipped 1")
     assert err.startswith(f"skipped: urls.txt line 4: {urls[3]} ")

@@ -29,6 +29,7 @@ m.{name} = lambda *a, **k: (print("here", file=__import__("sys").stderr), time.s
 def test_pictures_alone_make_a_collection_that_the_printed_commands_search(hashseek, tmp_path, pictures, weights):
     folder = tmp_path / "my photos"
     command = ("index", "add", folder, pictures, *FIT, "--weights", weights, "--device", "cpu")
+    assert hashseek(*command[:-1], "cuda:99")[0] == 2
     code, out, err = hashseek(*command)
     assert (code, err) == (0, "")
     fitted, counts, _, search, serve = out.splitlines()

@@ -101,6 +101,8 @@ def test_searching_with_a_stored_image_leaves_it_out(hashseek, own_collection):
         assert [hit["rank"] for hit in hits] == [1, 2, 3, 4]
     code, out, _ = hashseek("search", own_collection, "--id", 5, "-k", 99, "--json", "--max-distance", 20)
     assert [hit["id"] for hit in json.loads(out)["hits"]] == [i for d, i in others if d <= 20]
+    out = hashseek("search", own_collection, "--id", 5, "-k", 2, "--json", "--without", record.labels[0])[1]
+    assert len(json.loads(out)["hits"]) == 2  # itself does not match
 
 
 def test_another_copy_of_the_checkpoint_may_be_used(hashseek, own_collection, pictures, checkpoint):
@@ -170,6 +172,7 @@ def test_removing_by_filter_needs_the_expected_number(hashseek, own_collection):
 # arguments, separated by spaces -> what the message must name: the value, the option or the remedy
 MISTAKES = {
     "trian": "'train'",
+    "index add {collection}": "--vectors",
     "index add {tmp}/new {picture}": "--checkpoint",
     "index add {tmp}/new {picture} --checkpoint {tmp}/no": "{tmp}/no",
     "index add {collection} {picture} --checkpoint {other}": "{theirs}",
