@@ -117,6 +117,7 @@ def test_from_files_to_hits_on_the_command_line(capsys, tmp_path):
     code, out, err = run_command(capsys, *command, "--keep-features")
     assert (code, err) == (0, "")
     assert "added 60, updated 0, already stored 0" in out
+    assert json.loads(run_command(capsys, "index", "stats", folder, "--json")[1])["index"]["built"] == 60
     *_, search, serve = out.splitlines()  # the printed commands
     assert run_command(capsys, *shlex.split(search)[1:])[0] == 0
     assert serve == f"  hashseek serve {folder}"
