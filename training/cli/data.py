@@ -71,7 +71,7 @@ def inspect(
     from hashseek.training.data.broken_images import without_broken
     from hashseek.training.data.inspection import as_text, inspect_splits, listed
 
-    if files and splits.train.vectors is None:
+    if files:
         splits = without_broken(splits, source=str(chosen.get("root", name)))
     progress = Progress()
     n_images = len(splits.train) + len(splits.query) + len(splits.database)

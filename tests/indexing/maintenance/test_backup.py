@@ -242,8 +242,8 @@ def test_a_snapshot_cannot_write_outside_its_folder_or_fill_the_disk(collection,
                 added.size = member.size
                 new.addfile(added, old.extractfile(member))
             new.addfile(member, old.extractfile(member))
-    refused = "catalog.sqlite" if name in ("sparse", "back") else name.format(tmp=tmp_path)
-    with pytest.raises(BadCollection, match=re.escape(repr(refused))):
+    refused = "catalog.sqlite" if name == "sparse" else name.format(tmp=tmp_path)
+    with pytest.raises(BadCollection, match=None if name == "back" else re.escape(repr(refused))):  # or by tarfile
         restore(tmp_path / "evil.tar", tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "evil.tar", "s.tar"]
 
