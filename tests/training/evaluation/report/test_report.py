@@ -27,6 +27,7 @@ from hashseek.training.evaluation.report.projection import group_by_label, proje
 from hashseek.training.evaluation.report.schema import EvaluationReport, load_report
 from hashseek.training.evaluation.report.sections import sections
 from hashseek.training.losses import LOSSES, loss_class
+from hashseek.training.plotting import SERIES
 from support import hamming_oracle as hamming
 from support.paths import ROOT
 
@@ -291,9 +292,9 @@ def test_every_column_is_the_mean_of_its_metric():
 @pytest.mark.parametrize(
     ("ns", "n_database", "main_n"),
     [
-        ((10, 100, 1000, 5000), 20_000, 1000),
+        ((10, 20, 50, 100, 1000), 20_000, 1000),
         ((10, 20, 50, 100, 1000), 1500, 100),
-        ((100, 1000, 1500), 2000, 1000),
+        ((10, 50, 100, 1000, 1500), 2000, 1000),
         ((10, 100, 150), 150, 100),
         ((10, 50, 100, 150), 150, 50),
         ((10, 100, 500, 5000), 60_000, 500),
@@ -347,7 +348,10 @@ def test_points_have_the_colour_of_their_rarest_frequent_label(parts):
     group, names = group_by_label(labels, ("a", "b", "c"))
     assert names == ["a", "b", "c"]
     assert group.tolist() == [1, 0, 2, -1]
+    assert len(group_by_label(np.eye(9, dtype=np.uint8), NAMES[:1] * 9)[1]) == len(SERIES)
     assert projected(parts[1], 5) == {}  # too few images
+    alike = np.tile(np.float32([1, -1]), (30, 1))
+    assert project(alike, parts[1].labels[:30], NAMES, n_points=30, seed=0) == {}
     np.testing.assert_array_equal(*(projected(parts[1], 30)["codes"][0] for _ in range(2)))
 
 
