@@ -23,6 +23,7 @@ from hashseek.training.evaluation.report.examples import confusions, examples, r
 from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.markdown import as_markdown, summary
 from hashseek.training.evaluation.report.measurements import Measurements, Ranking, label_scores, measure_histograms
+from hashseek.training.evaluation.report.page import _thumbnail
 from hashseek.training.evaluation.report.projection import group_by_label, project
 from hashseek.training.evaluation.report.schema import EvaluationReport, load_report
 from hashseek.training.evaluation.report.sections import sections
@@ -155,7 +156,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(folder):
     }
 
 
-def test_the_page_shows_text_as_text_and_every_picture(folder, report):
+def test_the_page_shows_text_as_text_and_every_picture(folder, report, parts):
     page = Page((folder / "report.html").read_text())
     words = " ".join(page.words)
     awkward = ["a <title> & more", "a note with <markup>", "<b>bold & $math$</b>", "hashseek evaluate '<x>'"]
@@ -167,16 +168,20 @@ def test_the_page_shows_text_as_text_and_every_picture(folder, report):
     assert n_broken
     pictures = [attributes for tag, attributes in page.tags if tag == "img"]
     assert len(pictures) + n_broken == 11 * len(shown)
+    for example in shown:
+        rows = [(parts[0], example.row, 300), *((parts[1], hit.row, 170) for hit in example.hits if hit.row != 7)]
+        expected = [_thumbnail(part.paths[row], "", side=side)["src"] for part, row, side in rows]
+        assert {*expected} <= {attributes["src"] for attributes in pictures}
+    assert "Rankings" not in page.words  # there are none
     ids = [attributes["id"] for tag, attributes in page.tags if tag != "g" and "id" in attributes]
     assert len(ids) == len(set(ids))
     shares = [hit.share for example in shown for hit in example.hits]
     frames = [attributes.get("class") for tag, attributes in page.tags if tag == "li"]
     assert frames.count("good") == sum(share >= 0.75 for share in shares) > 0
     assert frames.count("bad") == sum(share == 0 for share in shares) > 0
-    assert (
-        sum(words.count(f"Something else: {value.expected:.4f}") for value in (report.main.ndcg, report.main.recall))
-        == 2
-    )
+    main = report.main
+    cards = (main.mean_average_precision, main.precision, main.ndcg, main.recall)
+    assert [words.count(f"Something else: {value.expected:.4f}") for value in cards] == [1] * 4
 
 
 def test_plots_stand_alone_and_follow_the_page(folder):
@@ -350,8 +355,8 @@ def test_points_have_the_colour_of_their_rarest_frequent_label(parts):
     assert group.tolist() == [1, 0, 2, -1]
     assert len(group_by_label(np.eye(9, dtype=np.uint8), NAMES[:1] * 9)[1]) == len(SERIES)
     assert projected(parts[1], 5) == {}  # too few images
-    alike = np.tile(np.float32([1, -1]), (30, 1))
-    assert project(alike, parts[1].labels[:30], NAMES, n_points=30, seed=0) == {}
+    alike = np.abs(parts[1].vectors) * np.float32([1, -1] * 5)  # one code
+    assert project(alike, parts[1].labels, NAMES, n_points=30, seed=0).keys() == {"outputs"}
     np.testing.assert_array_equal(*(projected(parts[1], 30)["codes"][0] for _ in range(2)))
 
 
