@@ -110,22 +110,22 @@ def test_a_sweep_that_is_killed_runs_the_trials_of_an_uninterrupted_one(data, tm
     monkeypatch.setattr(sweep_module, "RANDOM_TRIALS", 2)
     uninterrupted, *_ = sweep(given, SPACE, trials=4, folder=tmp_path / "uninterrupted", seed=3)
 
-    folder = tmp_path / "broken"
-    patch = "from hashseek.training import sweep; sweep.RANDOM_TRIALS = 2\n"
+    folder = tmp_path / "runs" / "a-sweep"
+    patch = f"import os; os.chdir({str(tmp_path)!r})\nfrom hashseek.training import sweep; sweep.RANDOM_TRIALS = 2\n"
     slow = (
         "import time; from hashseek.training.loop import fit\n"
         "save = fit.save_state; fit.save_state = lambda *given: (save(*given), time.sleep(0.3))\n"
     )
-    command = start("sweep", file, "train.epochs=3", "--trials", 4, "--out", folder, before=patch + slow)
+    command = start("sweep", file, "train.epochs=3", "--trials", 4, before=patch + slow)
     state = folder / "trials" / "0003" / "state.pt"  # where the sampler has learnt, and before the epoch is reported
     wait_until(lambda: state.is_file() or command.ended)
     command.send(signal.SIGKILL)
     command.wait()
     assert not (folder / "best.toml").exists()
     assert len([*folder.glob("trials/000[012]/*.safetensors")]) == 1  # a hundred would fill a disk
-    command = start("sweep", file, "train.epochs=3", "--trials", 4, "--out", folder, before=patch)
+    command = start("sweep", file, "train.epochs=3", "--trials", 4, before=patch)
     assert command.wait() == 0, command.err
-    assert command.out.strip() == str(folder / "best.toml")
+    assert command.out.strip() == "runs/a-sweep/best.toml"
     assert table_of(folder) == table_of(tmp_path / "uninterrupted")
     headers = [(place / "best.toml").read_text().partition("\n")[0] for place in (folder, tmp_path / "uninterrupted")]
     assert headers[0] == headers[1]

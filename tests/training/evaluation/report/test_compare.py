@@ -130,8 +130,9 @@ def test_another_protocol_is_refused_with_the_reason(splits, options, reason, ev
     assert any(reason in line for line in found)
     (own[12] / "report.json").write_text(other.report.as_json())
     (own[12] / "per_query.csv").unlink()
-    with pytest.raises(BadConfig, match=reason):
-        load_entries([written[8], written[12], own[12]])
+    for places in ([written[8], own[12]], [written[8], written[12], own[12]]):
+        with pytest.raises(BadConfig, match=reason):
+            load_entries(places)
 
 
 def test_seed_length_name_of_the_data_and_training_split_may_differ(evaluations, checkpoints):
@@ -202,6 +203,9 @@ def test_the_comparison_is_written_but_never_over_a_report(own, tmp_path, capsys
         before = taken.read_bytes()
         assert run_command(capsys, "compare", own[8], own[12], "--out", taken)[0] == 2
         assert taken.read_bytes() == before
+    renamed = own[12].rename(tmp_path / "caf\udce9")
+    assert run_command(capsys, "compare", own[8], renamed, "--out", out)[0] == 0
+    assert b"caf\xe9" in out.read_bytes()
 
 
 def test_seeds_of_one_method_are_averaged_and_methods_tested_with_holms_correction(tmp_path, capsys):
