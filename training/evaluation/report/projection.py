@@ -38,7 +38,7 @@ def project(outputs: NDArray[np.float32], labels: Labels, names: Sequence[str], 
     return {
         name: (_tsne(values, seed=seed), group, chosen)
         for name, values in spaces.items()
-        if len(rows) >= _FEWEST and values.std(axis=0).max() > 0
+        if len(rows) >= _FEWEST and np.ptp(values, axis=0).max() > 0
     }
 
 

@@ -357,6 +357,7 @@ def test_points_have_the_colour_of_their_rarest_frequent_label(parts):
     assert projected(parts[1], 5) == {}  # too few images
     alike = np.abs(parts[1].vectors) * np.float32([1, -1] * 5)  # one code
     assert project(alike, parts[1].labels, NAMES, n_points=30, seed=0).keys() == {"outputs"}
+    assert project(np.sign(alike), parts[1].labels, NAMES, n_points=30, seed=0) == {}  # t-SNE would crash
     np.testing.assert_array_equal(*(projected(parts[1], 30)["codes"][0] for _ in range(2)))
 
 
