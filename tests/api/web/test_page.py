@@ -13,6 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 
+import hashseek
 from hashseek.api.client import Client
 from hashseek.api.keys import create
 from hashseek.indexing.calibration import calibrate_collection
@@ -23,6 +24,7 @@ from hashseek.indexing.searcher import Searcher
 from support.commands import wait_until
 from support.pictures import draw, encoded, labels_of
 from support.service import listening
+from support.vector_files import clustered
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
@@ -968,11 +970,13 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many,
 
 
 def test_several_collections_can_be_chosen_and_keep_apart(browse, several):
+    names = [f"v{n}" for n in range(20)]
+    hashseek.create_vector_collection(several / "v", clustered(20), names, n_bits=16).close()
     with listening(several) as url:
         page = browse(url, bypass_csp=True)
         expect(page).to_have_url(f"{url}/collections/a/")
         expect(page.locator("#storedTitle")).to_contain_text("12 pictures")
-        assert page.locator("#collection option").all_inner_texts() == ["a", "b c"]
+        assert page.locator("#collection option").all_inner_texts() == ["a", "b c", "v"]
         assert Axe().run(page).response["violations"] == []
         page.select_option("#collection", "b c")
         expect(page).to_have_url(f"{url}/collections/b%20c/")
@@ -992,6 +996,21 @@ def test_several_collections_can_be_chosen_and_keep_apart(browse, several):
         expect(page.locator("#overviewFacts")).to_contain_text("Pictures10")
         page.locator("#toDuplicates").click()
         expect(page.locator("#apartHelp")).to_contain_text("equal")
+        page.select_option("#collection", "v")
+        expect(page.locator("#storedTitle")).to_have_text("20 vectors")
+        page.locator("#storedList").get_by_text("v7", exact=True).click()
+        expect(page.locator("#queryNote")).to_have_text("v7")
+        expect(page.locator("#hits > li")).to_have_count(19)
+        expect(page.locator("#status")).to_have_text("19 vectors")
+        hand_over(page, "paste", ("new.png", encoded(draw(77))))
+        expect(page.locator("#error")).to_be_visible()
+        page.locator("#hits .frame").first.click()
+        expect(page.locator("#pictureFacts")).to_contain_text("Added")
+        pictures = "#sources, #queryOpen, #crop, #hits img, #pictureImage, #pictureOriginal"
+        assert page.locator(pictures).locator("visible=true").count() == 0
+        page.keyboard.press("Escape")
+        page.locator("#toOverview").click()
+        expect(page.locator("#overviewFacts")).to_contain_text("Vectors20")
 
 
 def test_a_missing_file_shows_a_message(browse, own_site, many):
