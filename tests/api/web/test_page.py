@@ -228,6 +228,9 @@ def to_the_end(page):
 
 def test_results_go_on_to_the_last_and_back_returns_to_the_place(browse, site):
     page = browse(f"{site}/?id=7")
+    expect(page.locator("#more")).to_be_visible()
+    page.locator("#more").focus()
+    expect(page.locator("#hits > li").nth(47).get_by_role("button")).to_be_focused()  # the first of those that follow
     to_the_end(page)
     expect(page.locator("#hits > li")).to_have_count(N - 1)
     hits = ask(page, f"/v1/images/7/similar?k={N}")["hits"]
@@ -669,7 +672,7 @@ def test_several_pictures_are_one_query(browse, own_site):
 def test_adding_relabelling_and_deleting(browse, own_site):
     page = browse(own_site)
     data = encoded(draw(900), "JPEG")
-    page.set_input_files("#file", {"name": "new.jpg", "mimeType": "image/jpeg", "buffer": data})
+    page.set_input_files("#file", {"name": "<i>new.jpg", "mimeType": "image/jpeg", "buffer": data})
     page.locator("#addOpen").click()
     page.fill("#addLabels", "odd; <b>bold</b>")
     page.route("**/v1/images", lambda route: route.abort(), times=1)
@@ -682,8 +685,9 @@ def test_adding_relabelling_and_deleting(browse, own_site):
     expect(page.locator("#addOpen")).to_be_hidden()
     assert set(ask(page, f"/v1/images/{N + 1}")["labels"]) == {"odd", "<b>bold</b>"}
     page.goto(f"{own_site}/?id=1&label=<b>bold</b>")
+    expect(page.locator("#chosen")).to_contain_text("<b>bold</b>")
     expect(page.locator("#hits .chip").filter(has_text="<b>bold</b>")).to_be_visible()
-    expect(page.locator("#hits .name-line")).to_have_text("new.jpg")
+    expect(page.locator("#hits .name-line")).to_have_text("<i>new.jpg")
     page.locator("#hits .frame").click()
     page.locator("#pictureRelabel").click()
     page.fill("#newLabels", "even; fresh")
@@ -693,7 +697,7 @@ def test_adding_relabelling_and_deleting(browse, own_site):
     assert ask(page, f"/v1/images/{N + 1}")["labels"] == ["even", "fresh"]
     expect(page.locator("#names option[value=fresh]")).to_have_count(1)
     page.locator("#pictureDelete").click()
-    expect(page.locator("#confirm")).to_contain_text("new.jpg")
+    expect(page.locator("#confirm")).to_contain_text("<i>new.jpg")
     page.keyboard.press("Enter")  # the first button keeps it
     assert ask(page, "/v1/stats")["n_images"] == N + 1
     page.route("**/v1/images/*", lambda route: route.abort(), times=1)
@@ -847,6 +851,7 @@ def test_a_double_click_on_a_button_of_duplicates_counts_once(browse, own_site):
     page.locator("#groups .frame").first.click()
     expect(page.locator("#hits > li").first).to_be_visible()
     page.go_back()
+    expect(page.locator("#duplicates")).to_be_visible()
     expect(page.locator("#groups > li")).to_have_count(39)
 
 
@@ -888,12 +893,16 @@ def test_the_overview_has_a_map_whose_dots_lead_to_searches(browse, site):
     expect(page.locator("#overviewTitle")).to_be_focused()
     answer = ask(page, "/v1/overview")
     assert page.locator("#labelRows tr").first.text_content().startswith(f"even{N // 2}")
-    dots = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
-    assert sum(path.count("h.0001") for path in dots) == N
+    before = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
+    assert sum(path.count("h.0001") for path in before) == N
     page.locator("#legend").get_by_role("button", name="three").press("Enter")
     photograph(page, "overview")
     dots = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
     assert sorted(path.count("h.0001") for path in dots)[-2:] == [N // 3, N - N // 3]
+    page.locator("#legend").get_by_role("button", name="three").press("Enter")
+    assert page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))") == before
+    mean = sum(bits * n for bits, n in enumerate(answer["distances"])) / sum(answer["distances"])
+    expect(page.locator("#codeFacts")).to_contain_text(f"{mean:.1f} bits")
     box = page.locator("#map").bounding_box()
     points = {point["id"]: (point["x"], -point["y"]) for point in answer["map"]}
     (_, right), (top, bottom) = ((min(axis), max(axis)) for axis in zip(*points.values(), strict=True))
