@@ -575,7 +575,7 @@ def _read(call: _Call[T], response: _Outcome, url: str) -> T:
             detail, kind = f"{response.status_code} {response.reason_phrase}", ""
         message = f"the service refused {call.method} {url}{call.path}: {detail}"
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            message += " (the client sends HASHSEEK_API_KEY, or the argument api_key)"
+            message += " (set HASHSEEK_API_KEY, or pass api_key)"
         raise ServiceError(message, status=response.status_code, kind=kind)
     try:
         return call.read(response.content)
