@@ -156,6 +156,17 @@ def unsupervised(
     run(bits or BITS, say=typer.echo)
 
 
+@reproduce.command("unsupervised-settings")
+def unsupervised_settings() -> None:
+    """Other settings of weighted ITQ, ITQ-CCA and BiHalf, scored on the training pictures of MIRFLICKR.
+
+    Nothing is kept: each call trains and fits again, which takes minutes.
+    """
+    from experiments.unsupervised_settings import run
+
+    run(say=typer.echo)
+
+
 def _searched_budget(folder: Path, methods: Collection[str], lengths: Collection[int], seeds: int) -> dict[str, int]:
     """The budget of a comparison, which later runs share; nothing if the folder does not record it.
 

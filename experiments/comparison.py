@@ -28,9 +28,10 @@ from experiments.methods import METHODS, POWERS, space_at
 from experiments.processes import in_processes
 from experiments.scoring import N, Outputs, cosine_scores, gallery_scores, scores_of
 from hashseek.retrieval.checkpoint import Checkpoint, load_checkpoint
+from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
-from hashseek.retrieval.metrics import remarks
+from hashseek.retrieval.metrics import average_precision, histograms, remarks, without_self
 from hashseek.training.config import Config, load_config, read_config
 from hashseek.training.data.datasets import Splits, build_splits
 from hashseek.training.data.splits import Rows
@@ -40,6 +41,7 @@ from hashseek.training.runs.run_folder import read_records, write_or_check, writ
 from hashseek.training.sweep import sweep
 
 TUNED = (12, 48)  # the lengths at which settings are searched; others use those of the nearest
+RIDGES = (0.1, 0.3, 1, 3, 10, 30)  # of ITQ-CCA, whose search tries all of them
 _HELD_OUT = 0.3  # the share of the training images that searches validate on
 
 
@@ -154,7 +156,33 @@ def outputs_of(checkpoint: Checkpoint) -> Callable[[NDArray[np.float32]], Output
     return lambda vectors: checkpoint.head(checkpoint.vector_backbone(vectors))
 
 
-def fitted(method: str, inputs: Inputs, rows: Rows, *, n_bits: int, seed: int) -> dict[str, Any]:
+def tune_ridge(inputs: Inputs, n_bits: int, seed: int, experiment: Experiment, folder: Path) -> float:
+    """The ridge of ITQ-CCA with the highest mAP on the validation part that `tune` uses, which is added to `folder`."""
+    config = experiment.config(f"train.val_fraction={_HELD_OUT}", f"train.seed={seed}")
+    fit_rows, val_rows = validation_part(len(inputs.train), config)
+    data, labels = data_of(experiment.data), inputs.splits.train.labels
+    searched = val_rows if data.val_database == "held-out" else fit_rows
+
+    def score(ridge: float) -> float:
+        layer = fit_hash_layer(
+            inputs.train[fit_rows], n_bits=n_bits, method="itq_cca", seed=seed, labels=labels[fit_rows], ridge=ridge
+        )
+        codes = pack(layer(inputs.train))
+        found = histograms(codes[val_rows], codes[searched], labels[val_rows], labels[searched], n_bits=n_bits)
+        if searched is val_rows:
+            found = without_self(found, labels[val_rows])
+        return float(average_precision(found, n=data.val_n).expected.mean())
+
+    scores = {ridge: score(ridge) for ridge in RIDGES}
+    best = max(scores, key=lambda ridge: scores[ridge])
+    choice = {"n_bits": n_bits, "seed": seed, "settings": [f"ridge={best}"], "validation": scores[best]}
+    file = folder / "itq_cca" / "chosen.jsonl"
+    others = [one for one in read_records(file) if (one["n_bits"], one["seed"]) != (n_bits, seed)]
+    write_records(file, [*others, choice])
+    return best
+
+
+def fitted(method: str, inputs: Inputs, rows: Rows, *, n_bits: int, seed: int, **options: float) -> dict[str, Any]:
     """Scores without training: of a layer of `fit_hash_layer`, fitted to `rows` of the training split; "gallery_itq":
     ITQ fitted to the gallery, which it searches; "cosine": the features themselves."""
     if method == "cosine":
@@ -163,7 +191,7 @@ def fitted(method: str, inputs: Inputs, rows: Rows, *, n_bits: int, seed: int) -
         assert inputs.gallery is not None  # `run_method` leaves it out
         return gallery_scores(fit_hash_layer(inputs.gallery.all[0], n_bits=n_bits, seed=seed), inputs.gallery)
     labels = inputs.splits.train.labels[rows]  # only ITQ-CCA reads them
-    layer = fit_hash_layer(inputs.train[rows], n_bits=n_bits, method=method, seed=seed, labels=labels)
+    layer = fit_hash_layer(inputs.train[rows], n_bits=n_bits, method=method, seed=seed, labels=labels, **options)
     return scores_of(layer, inputs)
 
 
@@ -210,7 +238,9 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
             if n_bits > limits.get(entry.fitted, n_bits):
                 continue
             rows, _ = validation_part(len(inputs.train), experiment.config(f"train.seed={seed}"))  # as losses see them
-            scores = fitted(entry.fitted, inputs, rows, n_bits=n_bits, seed=seed)
+            tuned = entry.fitted == "itq_cca"
+            options = {"ridge": tune_ridge(inputs, n_bits, seed, experiment, folder)} if tuned else {}
+            scores = fitted(entry.fitted, inputs, rows, n_bits=n_bits, seed=seed, **options)
         else:
             chosen: tuple[str, ...] = ()
             if entry.space:
@@ -253,7 +283,7 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     extendable = ("bits", "n_seeds")
     budget = {name: value for name, value in asdict(experiment).items() if name not in extendable}
     config = experiment.config()
-    budget["protocol"] = 8  # earlier ones had other spaces, rows, sizes, scales and draws
+    budget["protocol"] = 9  # earlier ones had other spaces, rows, sizes, scales and draws
     budget["splits_sha256"] = build_splits(config.data.name, **config.data.options()).fingerprint
     if experiment.data not in DATA:  # a file of the user's own, which may change
         budget["configuration"] = config.model_dump(mode="json")

@@ -73,17 +73,17 @@ def order_scores(scores: NDArray[np.float32], splits: Splits, *, n: int = N) -> 
     return float(average_precision_of_ranking(relevant, n_relevant=relevant.sum(axis=1)).mean())
 
 
-def split_scores(query: Outputs, database: Outputs, splits: Splits) -> dict[str, Any]:
+def split_scores(query: Outputs, database: Outputs, splits: Splits, *, n: int = N) -> dict[str, Any]:
     """Scores of real outputs of queries (Q, K) and database (N, K).
 
-    AP@1000 of each query by Hamming distance (expected over ties) and by the query's real outputs (equal codes in the
+    AP@n of each query by Hamming distance (expected over ties) and by the query's real outputs (equal codes in the
     order of the database), their means, the bounds over ties, d_intra and d_inter.
     """
     n_bits, codes = query.shape[1], pack(database)
     found = histograms(pack(query), codes, splits.query.labels, splits.database.labels, n_bits=n_bits)
-    by_distance, distances = average_precision(found, n=N), class_distances(found)
+    by_distance, distances = average_precision(found, n=n), class_distances(found)
     ids = np.arange(len(codes))
-    ranked = np.stack([best(asymmetric_scores(codes, row), ids, N) for row in query])
+    ranked = np.stack([best(asymmetric_scores(codes, row), ids, n) for row in query])
     relevant = gains_of(ranked, splits.query.labels, splits.database.labels) > 0
     asymmetric = average_precision_of_ranking(relevant, n_relevant=found.n_relevant)
     return {

@@ -58,9 +58,7 @@ def cells_of(method: str, n_bits: int, inputs: Inputs, cosines: NDArray[np.float
     query, database = outputs(inputs.query), outputs(inputs.database)
     near = signs(query) @ signs(database).T  # K - 2 x Hamming distance
     found = split_scores(query, database, inputs.splits)
-    first = np.argsort(-near, axis=1, kind="stable")[:, :N_FIRST]
-    nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :N_NEAREST]
-    share = (first[:, :, None] == nearest[:, None]).sum() / nearest.size
+    share = share_of_nearest(near, cosines)
     cells = {
         f"mAP@{N}, Hamming / asymmetric": f"{found['mAP']:.3f} / {found['asymmetric']:.3f}",
         f"Share of the {N_NEAREST} nearest by cosine among the first {N_FIRST} Hamming hits": f"{share:.2f}",
@@ -70,6 +68,16 @@ def cells_of(method: str, n_bits: int, inputs: Inputs, cosines: NDArray[np.float
         of_hits = order_scores(np.where(near >= last, cosines, -np.inf), inputs.splits, n=n)
         cells[f"mAP@{n} of the first {OVERSAMPLE} x {n} Hamming hits by cosine"] = f"{of_hits:.4f}"
     return cells
+
+
+def share_of_nearest(near: NDArray[np.float32], cosines: NDArray[np.float32], *, n_first: int = N_FIRST) -> float:
+    """The share of each query's nearest by cosine (Q, N) that are among the first by Hamming distance.
+
+    near: K - 2 x distance (Q, N).
+    """
+    first = np.argsort(-near, axis=1, kind="stable")[:, :n_first]
+    nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :N_NEAREST]
+    return float((first[:, :, None] == nearest[:, None]).sum() / nearest.size)
 
 
 def signs(outputs: Outputs) -> Outputs:

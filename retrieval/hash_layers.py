@@ -26,8 +26,7 @@ Features = NDArray[np.float32]
 Labels = NDArray[np.uint8]
 
 ITQ_ROUNDS = 50  # as in the paper
-RIDGE = 1.0
-"""What CCA adds to the variance of each feature and label, as a share of their mean variance; chosen on photographs."""
+POWER = 0.25  # weighted_itq weights a direction by the standard deviation along it, to this power
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,13 @@ def normalized(features: Features) -> Features:
 
 
 def fit_hash_layer(
-    features: Features, *, n_bits: int, method: str = "itq", seed: int = 0, labels: Labels | None = None
+    features: Features,
+    *,
+    n_bits: int,
+    method: str = "itq",
+    seed: int = 0,
+    labels: Labels | None = None,
+    ridge: float = 1.0,
 ) -> HashLayer:
     """Fit a hash layer to features (N, D) of images.
 
@@ -65,6 +70,7 @@ def fit_hash_layer(
         method: a name in `METHODS`, or "itq_cca".
         seed: seed of the random rotation, from which the other methods start as well.
         labels: 0/1 (N, C), which only `itq_cca` uses.
+        ridge: what `itq_cca` adds to the variance of each feature and label, as a share of their mean variance.
 
     Raises:
         BadConfig: the method is unknown, labels are missing, there are too few rows, features are not finite, or there
@@ -84,7 +90,7 @@ def fit_hash_layer(
     elif labels is None:
         raise BadConfig("the method itq_cca needs labels: pass labels, or use itq")
     else:
-        directions = _rotated(centred, canonical_directions(centred, n_bits, labels), rng)
+        directions = _rotated(centred, canonical_directions(centred, n_bits, labels, ridge), rng)
     weight = np.ascontiguousarray(directions.T, dtype=np.float32)
     return HashLayer(weight, -(weight @ mean))
 
@@ -123,11 +129,11 @@ def weighted_itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Fe
     """
     directions = principal_directions(centred, n_bits, rng)
     deviations = (centred @ directions).std(0)
-    weights = np.power(deviations / deviations.max(), np.float32(0.25), dtype=np.float32)
+    weights = np.power(deviations / deviations.max(), np.float32(POWER), dtype=np.float32)
     return _rotated(centred, directions * weights, rng)
 
 
-def canonical_directions(centred: Features, n_bits: int, labels: Labels) -> Features:
+def canonical_directions(centred: Features, n_bits: int, labels: Labels, ridge: float) -> Features:
     """Directions (D, K) of the largest correlation with the labels (N, C), each times its correlation (section 4)."""
     n_labels = labels.shape[1]
     if n_bits > min(n_labels, centred.shape[1]):
@@ -137,16 +143,16 @@ def canonical_directions(centred: Features, n_bits: int, labels: Labels) -> Feat
         )
     counted = labels - labels.mean(0)
     n = len(labels)
-    whiten = _inverse_root(centred.T @ centred / n)
-    left, correlations, _ = np.linalg.svd(whiten @ (centred.T @ counted / n) @ _inverse_root(counted.T @ counted / n))
+    whiten, whiten_labels = (_inverse_root(each.T @ each / n, ridge) for each in (centred, counted))
+    left, correlations, _ = np.linalg.svd(whiten @ (centred.T @ counted / n) @ whiten_labels)
     directions: Features = (whiten @ (left[:, :n_bits] * correlations[:n_bits])).astype(np.float32)
     return directions
 
 
-def _inverse_root(covariance: NDArray[np.floating]) -> NDArray[np.float64]:
-    """(S + ridge)^(-1/2) of a covariance matrix S."""
+def _inverse_root(covariance: NDArray[np.floating], ridge: float) -> NDArray[np.float64]:
+    """(S + r I)^(-1/2) of a covariance matrix S; r: `ridge` times the mean variance."""
     values, vectors = np.linalg.eigh(covariance.astype(np.float64))
-    values = np.maximum(values, 0) + max(RIDGE * values.mean(), 1e-12)
+    values = np.maximum(values, 0) + max(ridge * values.mean(), 1e-12)
     root: NDArray[np.float64] = vectors / np.sqrt(values) @ vectors.T
     return root
 

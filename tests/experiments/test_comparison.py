@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import comparison, finetuned, unsupervised
+from experiments import comparison, finetuned, unsupervised, unsupervised_settings
 from experiments.comparison import Experiment, load_inputs, rows_of, run, run_method, settings_of
 from experiments.comparison_report import as_markdown, mean_ranks, paired_tests, write_plots
 from experiments.critical_difference import groups
@@ -24,7 +24,7 @@ from experiments.methods import METHODS, space_at
 from experiments.processes import in_processes
 from experiments.scoring import cosine_scores, gallery_scores, split_scores
 from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
-from hashseek.retrieval.hash_layers import fit_hash_layer
+from hashseek.retrieval.hash_layers import POWER, fit_hash_layer
 from hashseek.retrieval.metrics import queries_and_seeds
 from hashseek.training.config import load_config, parse_config, read_config
 from hashseek.training.data.datasets.shapes import render_shapes
@@ -379,6 +379,24 @@ def test_layers_without_labels_are_scored_as_in_a_comparison():
     assert unsupervised.cells_of("itq_cca", 4, inputs, cosines) == {}, "3 labels"
 
 
+def test_settings_without_labels_are_scored_on_training_pictures_only():
+    rng = np.random.default_rng(0)
+    labels, features = np.eye(60, dtype=np.uint8), rng.normal(size=(60, 5)).astype(np.float32)
+    each = [Split((Path(),) * len(part), part, ("",) * len(part)) for part in np.split(labels, [45, 50])]
+    splits = Splits(*each, ("a", "b", "c"), "")
+    parts = list(unsupervised_settings.thirds(Inputs(splits, *np.split(features, [45, 50]))))
+    assert len({part.train.tobytes() for part in parts}) == unsupervised_settings.DRAWS
+    for part in parts:
+        (found, rows), sizes = part.all, (len(part.train), len(part.query), len(part.database))
+        assert sizes == (15, 15, 15)
+        assert sorted(rows.argmax(axis=1)) == list(range(45)), "each training picture once"
+        assert np.array_equal(found, features[rows.argmax(axis=1)]), "with its label"
+    for power, method in ((0, "itq"), (POWER, "weighted_itq")):
+        of_setting = unsupervised_settings.weighted(parts[0], 4, power)
+        assert np.array_equal(of_setting.weight, fit_hash_layer(parts[0].train, n_bits=4, method=method).weight)
+    assert not np.array_equal(of_setting.weight, unsupervised_settings.weighted(parts[0], 4, 1).weight)
+
+
 def test_layers_are_fitted_to_the_chosen_rows_with_the_seed():
     rng = np.random.default_rng(0)
     labels, features = rng.integers(0, 2, (60, 3)).astype(np.uint8), rng.normal(size=(60, 5)).astype(np.float32)
@@ -467,6 +485,22 @@ def test_broken_images_are_left_out_of_the_scores_as_of_training(own, tmp_path, 
     assert len(inputs.splits.query.labels) == 7
 
 
+def test_itq_cca_searches_its_ridge_on_validation_images(base, own, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, (400, 2)).astype(np.uint8)
+    loud, quiet = 5 + 2 * rng.normal(size=(400, 6)), labels + 0.05 * rng.normal(size=(400, 2))
+    features = np.concatenate([loud, quiet], axis=1).astype(np.float32)
+    splits = Splits(*(Split((), part, ()) for part in (labels, labels[:0], labels)), ("a", "b"), "")
+    for ridges in ((0.3, 30.0), (30.0, 0.3)):
+        monkeypatch.setattr(comparison, "RIDGES", ridges)
+        for database in (features, 0 * features):
+            inputs = Inputs(splits, features, features[:0], database)
+            found = comparison.tune_ridge(inputs, 2, 0, Experiment(own, base=base), tmp_path)
+            assert found == 0.3, "only a small one finds directions of little variance"
+    (kept,) = read_records(tmp_path / "itq_cca" / "chosen.jsonl")
+    assert (kept["n_bits"], kept["seed"], kept["settings"]) == (2, 0, ["ridge=0.3"])
+
+
 def test_layers_that_are_not_trained_stand_beside_the_others_in_one_budget(base, own, tmp_path, own_cache):
     experiment = Experiment(own, bits=(2, 30), n_seeds=2, n_trials=1, epochs=1, base=base)
     methods, out = [method for method in METHODS if METHODS[method].fitted], tmp_path / "out"
@@ -477,6 +511,8 @@ def test_layers_that_are_not_trained_stand_beside_the_others_in_one_budget(base,
         rows = rows_of(out, method)
         lengths = {"itq_cca": [2, 2], "gallery_itq": []}  # 10 labels; no gallery
         assert [row["n_bits"] for row in rows] == lengths.get(method, [2, 2, 30, 30])
+        if method == "itq_cca":
+            assert [choice["seed"] for choice in read_records(out / method / "chosen.jsonl")] == [0, 1]
         if method != "cosine":
             assert all(len(row["AP"]) == len(row["asymmetric_AP"]) == 8 for row in rows)
     table = as_markdown(out)
