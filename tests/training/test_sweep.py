@@ -13,10 +13,11 @@ import pytest
 import tomli_w
 
 from hashseek.retrieval.checkpoint import load_header
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadCodes, BadConfig, BadDataset
 from hashseek.training import sweep as sweep_module
 from hashseek.training.config import load_config
 from hashseek.training.loop import fit as fit_module
+from hashseek.training.loop.epoch import OutOfMemory
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs.run_folder import in_use
 from hashseek.training.sweep import Scored, open_study, run_trials
@@ -66,7 +67,7 @@ def table_of(folder: Path) -> list[dict[str, str]]:
         return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
 
 
-def test_a_sweep_leaves_a_table_a_plot_and_a_configuration_that_trains_to_its_score(data, tmp_path):
+def test_a_sweep_leaves_a_table_and_a_configuration_that_trains_to_its_score(data, tmp_path):
     given = content(data, tracking={"keep_every": 1})
     best, *others = sweep(given, SPACE, trials=3, folder=tmp_path / "sweep")
     rows = table_of(tmp_path / "sweep")
@@ -279,6 +280,12 @@ def test_a_hyperparameter_may_be_one_that_only_the_searched_losses_have(data):
     check_space({**content(data), "loss": {"name": "dpsh"}}, space, source="sweep")
 
 
+def test_partners_and_projections_can_be_searched_too(data):
+    own = content(data, partner={"name": "asl"}, projection={"width": 8})
+    own["loss"] = {"name": "mulsupcon", "on": "projection"}
+    check_space(own, parse_space({"projection.width": [8, 16], "partner.gamma_neg": [1.0, 2.0]}), source="sweep")
+
+
 def test_ranges_are_whole_numbers_only_where_all_their_numbers_are():
     space = parse_space(
         {
@@ -350,6 +357,19 @@ def test_a_trial_of_fewer_epochs_is_not_pruned_at_its_end(tmp_path):
 
     list(run_trials(study, 3, objective, seed=0))
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
+
+
+@pytest.mark.parametrize("error", [BadCodes, OutOfMemory])
+def test_a_trial_that_runs_out_of_memory_or_gives_no_codes_counts_as_the_worst_too(error, tmp_path):
+    study = open_study(tmp_path / "studies.db", "s", optuna.pruners.NopPruner())
+
+    def objective(trial, _):
+        if trial.number == 0:
+            raise error("why")
+        return -1.0
+
+    list(run_trials(study, 2, objective, seed=0))
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
 
 
 def test_trials_share_the_data(data, tmp_path, monkeypatch):

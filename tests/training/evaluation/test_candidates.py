@@ -104,8 +104,15 @@ def test_a_line_over_code_lengths_has_one_group_of_settings_at_each_length(tmp_p
     report = evaluate(paths[0], VECTOR_SPLITS, OPTIONS, others=paths[1:], n_points=0).report
     methods = [model.method for model in report.models]
     assert [methods.index(method) for method in methods] == [0, 0, 2, 0, 2, 0]
-    labels = draw_all(report, {})["lengths"].legends[0].get_texts()
-    assert {methods[0], methods[2]} <= {label.get_text() for label in labels}
+    figure = draw_all(report, {})["lengths"]
+    assert {methods[0], methods[2]} <= {label.get_text() for label in figure.legends[0].get_texts()}
+    scores = [(model.n_bits, report.at_main_n(model.scores).mean_average_precision) for model in report.models]
+    of_first = [[scores[place][1] for place in places] for places in ((0, 3), (1,), (5,))]
+    line, band = figure.axes[0].lines[0], figure.axes[0].collections[0]
+    means = [np.mean([value.expected for value in values]) for values in of_first]
+    np.testing.assert_allclose(line.get_xydata(), np.transpose([(8, 12, 16), means]))
+    bounds = [(min(value.worst for value in values), max(value.best for value in values)) for values in of_first]
+    assert {*band.get_paths()[0].vertices[:, 1]} == {*np.ravel(bounds)}
 
 
 def test_seeds_of_one_length_are_one_method_whatever_comes_between_them():

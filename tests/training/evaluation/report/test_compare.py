@@ -85,6 +85,9 @@ def test_every_metric_is_that_of_the_evaluation(evaluations, written, capsys):
     for evaluation in evaluations.values():
         assert evaluation.report.fingerprint[:12] in text
     assert evaluations[8].report.data["query_sha256"] in text
+    assert [row[6:] for row in rows(text, "Reports")] == [["8", "–"], ["12", "–"]]
+    assert "| mAP@5 | 95 % interval | worst to best | as served |" in text
+    assert "- B: the checkpoint was trained on other splits" in text
 
 
 def test_queries_are_compared_one_by_one(evaluations, written):
@@ -135,6 +138,11 @@ def test_another_protocol_is_refused_with_the_reason(splits, options, reason, ev
             load_entries(places)
 
 
+def test_labels_that_only_one_of_them_was_not_trained_with_make_another_protocol(evaluations):
+    report = evaluations[8].report
+    assert differences(report, replace(report, held_out=["a"]))
+
+
 def test_seed_length_name_of_the_data_and_training_split_may_differ(evaluations, checkpoints):
     other_training = replace(VECTOR_SPLITS, fingerprint="e" * 64)
     other = evaluated(checkpoints[12], other_training, seed=3, data_name="elsewhere").report
@@ -159,6 +167,7 @@ def test_without_tables_there_is_no_paired_comparison_and_a_note(own):
     assert "Query by query" not in text
     assert "B: there is no per_query.csv" in text
     assert "A: there is no per_query.csv" not in text
+    assert "A: there is no per_query.csv" in as_markdown(load_entries([own[12], own[8]]))
 
 
 def reverse_rows(path: Path) -> None:
@@ -175,6 +184,7 @@ def reverse_rows(path: Path) -> None:
         lambda path: path.write_text(path.read_text().splitlines()[0]),
         lambda path: path.write_text(path.read_text()[:-200]),
         lambda path: path.write_text(path.read_text().replace("query", "image", 1)),
+        lambda path: path.write_text(path.read_text().replace(",AP@20,", ",AP@21,")),  # of another N
         lambda path: path.write_text(path.read_text().replace(",0.", ",many")),
         lambda path: path.write_text(path.read_text().replace(",0.", ",nan")),
     ],
@@ -221,7 +231,8 @@ def test_seeds_of_one_method_are_averaged_and_methods_tested_with_holms_correcti
     code, text, _ = run_command(capsys, "compare", *folders, "--latex", tmp_path / "table.tex")
     assert code == 0
     of_seeds = [made[place].report.scores[1].mean_average_precision.expected for place in (0, 2, 3)]
-    assert [row[7] for row in rows(text, "Reports")] == [str(seed) for _, seed in kinds]
+    assert [row[6:] for row in rows(text, "Reports")] == [["8", str(seed)] for _, seed in kinds]
+    assert "## Notes" not in text
     table = rows(text, "Methods")
     assert [row[:4] for row in table] == [
         ["A,C,D", "hyp2, mlp:6-16", "8", "3"],

@@ -24,8 +24,15 @@ from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.markdown import as_markdown, summary
 from hashseek.training.evaluation.report.measurements import Measurements, Ranking, label_scores, measure_histograms
 from hashseek.training.evaluation.report.page import _thumbnail
+from hashseek.training.evaluation.report.plots import draw_all
 from hashseek.training.evaluation.report.projection import group_by_label, project
-from hashseek.training.evaluation.report.schema import EvaluationReport, load_report
+from hashseek.training.evaluation.report.schema import (
+    ComparedModel,
+    EvaluationReport,
+    MeanValue,
+    RankingScore,
+    load_report,
+)
 from hashseek.training.evaluation.report.sections import sections
 from hashseek.training.losses import LOSSES, loss_class
 from hashseek.training.plotting import SERIES
@@ -92,8 +99,8 @@ def report(parts, measured) -> EvaluationReport:
         worst=examples(worst_queries(ap, measured.n_relevant), *shown),
         baseline=measured.scores,
         baseline_name="Something else",
-        baseline_precision=measured.curves.precision,
-        baseline_recall=measured.curves.recall,
+        baseline_precision=measured.curves.precision_worst,
+        baseline_recall=measured.curves.precision_best,
     )
 
 
@@ -188,12 +195,97 @@ def test_plots_stand_alone_and_follow_the_page(folder):
     svgs = sorted((folder / "figures").glob("*.svg"))
     names = ["calibration", "distances", "precision_curve", "precision_recall", "tsne_codes", "tsne_outputs"]
     assert [path.stem for path in svgs] == names
+    page = (folder / "report.html").read_text()
     for path in svgs:
         text = path.read_text()
+        assert text in page
         assert not re.search(r"(?:stroke|fill): #", text), path.name  # every colour is a variable with a fallback
         assert "var(--text, #16191b)" in text
         with Image.open(path.with_suffix(".png")) as picture:
             assert picture.width >= 900
+
+
+def test_plots_show_the_values_of_the_report(report, parts):
+    curves, fitted, points = report.curves, report.calibration, projected(parts[1], 30)
+    axes = {name: figure.axes[0] for name, figure in draw_all(report, points).items()}
+    lines = {(name, line.get_label()): line.get_data() for name, each in axes.items() for line in each.lines}
+    areas = {(name, area.get_label()): area for name, each in axes.items() for area in each.collections}
+    upto, radii = curves.ns.index(20) + 1, range(N_BITS + 1)
+    for place, expected in {
+        ("precision_curve", "expected over ties"): (curves.ns[:upto], curves.precision[:upto]),
+        ("precision_curve", "Something else"): (curves.ns[:upto], report.baseline_precision[:upto]),
+        ("precision_curve", "share of relevant pairs"): ([0, 1], [0.4, 0.4]),
+        ("precision_recall", "over rank"): (curves.recall, curves.precision),
+        ("precision_recall", "over Hamming radius"): (curves.radius_recall, np.array(curves.precision_skip, float)),
+        ("precision_recall", "Something else"): (report.baseline_recall, report.baseline_precision),
+        ("calibration", "fitted at the distance"): (radii, fitted.at_distance),
+        ("calibration", "within the radius"): (radii, fitted.within_radius),
+    }.items():
+        np.testing.assert_array_equal(lines[place], expected)
+    band = areas["precision_curve", "worst to best order of ties"].get_paths()[0].vertices[:, 1]
+    assert {*band} == {*curves.precision_worst[:upto], *curves.precision_best[:upto]}
+    pairs, relevant, irrelevant = map(np.array, (fitted.pairs, report.distances.relevant, report.distances.irrelevant))
+    observed = np.stack([radii, relevant / np.maximum(pairs, 1)], axis=1)[pairs > 0]
+    np.testing.assert_allclose(areas["calibration", "observed at the distance"].get_offsets(), observed)
+    share, mean, other_share, other_mean = (line.get_data(orig=True) for line in axes["distances"].lines)
+    np.testing.assert_allclose([share[1], other_share[1]], [relevant / relevant.sum(), irrelevant / irrelevant.sum()])
+    assert [mean[0][0], other_mean[0][0]] == [report.distances.intra, report.distances.inter]
+    for name, (places, group, labels) in points.items():
+        for number, label in enumerate(labels):
+            np.testing.assert_array_equal(areas[f"tsne_{name}", label].get_offsets(), places[group == number])
+        np.testing.assert_array_equal(areas[f"tsne_{name}", "other labels"].get_offsets(), places[group < 0])
+
+
+def test_tables_show_the_values_of_the_report(report):
+    models = [ComparedModel("dpsh", 8, "a.safetensors", "abcdef" * 9, report.scores, cut_from=12)]
+    rankings = [RankingScore("hamming", 20, 0.5, 0.4), RankingScore("float", 20, 0.25, 0.3)]
+    shown = {
+        section.id: [[dict(zip(table.header, row, strict=True)) for row in table.rows] for table in section.tables]
+        for section in sections(replace(report, models=models, rankings=rankings))
+    }
+
+    def four(*values: float | None) -> list[str]:
+        return ["–" if value is None else f"{value:.4f}" for value in values]
+
+    def tied(value: MeanValue) -> str:
+        return f"{value.worst:.4f} to {value.best:.4f}"
+
+    for score, first, second in zip(report.scores, *shown["metrics"][:2], strict=True):
+        ap, precision, more = score.mean_average_precision, score.precision, (score.recall, score.ndcg, score.acg)
+        columns = [str(score.n), *four(ap.expected, (ap.high - ap.low) / 2), tied(ap), "0.5000", f"{score.tied:.1%}"]
+        assert list(first.values()) == [*columns, *four(ap.macro)]
+        columns = [str(score.n), *four(precision.expected), tied(precision)]
+        assert list(second.values()) == [*columns, *four(*(value.expected for value in (*more, score.wap)))]
+    assert [list(row.values()) for row in shown["rankings"][0]] == [
+        ["hamming", "20", "0.5000", "+0.0000", "0.4000"],
+        ["float", "20", "0.2500", "-0.2500", "0.3000"],
+    ]
+    ap, place = report.main.mean_average_precision, "a.safetensors, first 8 of 12 bits"
+    columns = ["dpsh", place, "abcdef" * 2, "8", *four(ap.expected), f"{ap.low:.4f} to {ap.high:.4f}", tied(ap)]
+    assert [list(row.values()) for row in shown["models"][0]] == [[*columns, "0.5000"]]
+    for row, radius in zip(shown["lookup"][0], (0, 1, 2, 3, 4, 6, 8), strict=True):
+        curves, within = report.curves, report.calibration.within_radius[radius]
+        before = four(*(each[radius] for each in (curves.precision_zero, curves.precision_skip, curves.radius_recall)))
+        assert list(row.values()) == [str(radius), *before, f"{curves.empty[radius]:.1%}", *four(within)]
+    bits, distances = report.bits, report.distances
+    assert [row[""] for row in shown["lookup"][1]] == [
+        f"{bits.n_distinct} of 40",
+        str(bits.most_common),
+        f"{min(bits.balance):.2f} to {max(bits.balance):.2f}",
+        str(bits.n_constant),
+        f"{bits.mean_correlation:.3f} on average, at most {bits.max_correlation:.3f}",
+        *four(bits.quantisation_error, bits.quantisation_angle),
+        f"{distances.intra:.4f} bits",
+        f"{distances.inter:.4f} bits",
+    ]
+    ordered = [*sorted(report.labels[:-1], key=lambda label: -label.mean_average_precision), report.labels[-1]]
+    for row, label in zip(shown["labels"][0], ordered, strict=True):
+        columns = [label.name, str(label.queries), str(label.database)]
+        assert list(row.values()) == [*columns, *four(label.mean_average_precision, label.precision)]
+    for row, pair in zip(shown["labels"][1], report.confusions, strict=True):
+        assert list(row.values()) == [pair.asked, pair.returned, f"{pair.share:.1%}", f"{pair.lift:.1f}"]
+    for row, query in zip(shown["worst"][0], report.worst, strict=True):
+        assert list(row.values()) == [query.name, ", ".join(query.labels), *four(query.average_precision)]
 
 
 def test_json_round_trip_and_what_is_not_a_report(folder, report, tmp_path):
@@ -234,7 +326,7 @@ def test_scores_carry_intervals_bounds_and_the_share_of_ties(report, parts, meas
     assert report.distances.inter == pytest.approx(d[~relevant].mean())
     assert [row.database for row in report.labels] == database.labels.sum(axis=0).tolist()
     curves = report.curves
-    assert curves.ns[-1] == 40
+    assert (curves.ns[:20], curves.ns[-1]) == ([*range(1, 21)], 40)
     assert curves.recall[-1] == pytest.approx(relevant.any(axis=1).mean())
     for score in report.scores:
         at, mean = curves.ns.index(score.n), score.precision
@@ -343,7 +435,7 @@ def test_confused_labels_are_those_of_irrelevant_hits(parts):
 
 
 def test_worst_queries_leave_out_those_for_which_nothing_is_relevant():
-    assert worst_queries(np.array([0.0, 0.5, 0.1, 0.1]), np.array([0, 3, 3, 3])) == [2, 3, 1]
+    assert worst_queries(np.array([0.0, 0.5, 0.1, 0.1]), np.array([0, 3, 1, 3])) == [2, 3, 1]
     assert random_queries(3, seed=0) == [0, 1, 2]
     assert random_queries(100, seed=1) == random_queries(100, seed=1) != random_queries(100, seed=2)
 
