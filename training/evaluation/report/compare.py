@@ -175,7 +175,7 @@ def as_markdown(entries: Sequence[Entry]) -> str:
         Section("reports", "Reports", tables=[_reports(entries)]),
         Section("methods", "Methods", tables=[methods(entries)]),
         *(Section("metrics", f"N = {n}", tables=_metrics(entries, n)) for n in ns),
-        Section("paired", "Query by query", _TEST if paired.rows else "", [paired] if paired.rows else []),
+        Section("paired", "Query by query", _TEST, [paired] if paired.rows else []),
         Section("notes", "Notes", items=_notes(entries, ns)),
     ]
     return document("Comparison", parts)

@@ -117,7 +117,7 @@ def label_scores(
     """Scores by label at the headline N, in the order of the label names."""
     n = found.main_n
     ap, precision = (per_label(found.per_query[f"{name}@{n}"].expected, query_labels) for name in ("AP", "precision"))
-    in_database = database_labels.sum(axis=0, dtype=np.int64)
+    in_database = database_labels.sum(axis=0)
     return [
         LabelScore(name, int(ap.n_queries[i]), int(in_database[i]), _or_none(ap.mean[i]), _or_none(precision.mean[i]))
         for i, name in enumerate(names)
