@@ -178,6 +178,8 @@ def test_parquet_gives_the_same_codes(capsys, tmp_path):
     parquet.write_table(pyarrow.table(columns), tmp_path / "v.parquet")
     assert run_command(capsys, "index", "add", tmp_path / "a", "--vectors", file, "--ids", ids, "--bits", 8)[0] == 0
     assert run_command(capsys, "index", "add", tmp_path / "b", "--vectors", tmp_path / "v.parquet", "--bits", 8)[0] == 0
+    both = ("--vectors", tmp_path / "v.parquet", "--ids", ids, "--bits", 8)
+    assert run_command(capsys, "index", "add", tmp_path / "both", *both)[0] == 2
     with closing(Collection(tmp_path / "a")) as first, closing(Collection(tmp_path / "b")) as second:
         np.testing.assert_array_equal(first.catalog.all_codes().codes, second.catalog.all_codes().codes)
         assert second.catalog.by_key("v7").attributes == {"year": 7}

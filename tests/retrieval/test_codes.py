@@ -67,5 +67,6 @@ def test_padding_appends_zero_bytes(n_bits):
     ],
 )
 def test_codes_that_are_not_12_bits_are_refused(codes):
-    with pytest.raises(BadCodes):
-        check_codes(codes, 12)
+    for function in (check_codes, unpack):
+        with pytest.raises(BadCodes):
+            function(codes, 12)

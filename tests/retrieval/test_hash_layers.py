@@ -65,11 +65,13 @@ def test_depends_on_seed_and_directions_only(features: NDArray[np.float32], meth
 def test_the_head_normalized_computes_the_same(features: NDArray[np.float32]) -> None:
     layer, head = fit_hash_layer(features, n_bits=8), build_head("normalized", n_features=24, n_bits=8)
     head.load_state_dict({"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
+    features[3] = 0
     found = head(torch.from_numpy(features)).detach().numpy()
     np.testing.assert_allclose(found, layer(features), atol=1e-6)
 
 
 def test_pca_keeps_the_most_variance(features: NDArray[np.float32]) -> None:
+    features[:, 7] = 0  # as of a unit that is never active
     rows = normalized(features)
     spectrum = np.linalg.svd(rows - rows.mean(0), compute_uv=False)
     outputs = fit_hash_layer(features, n_bits=6, method="pca")(features)
@@ -161,6 +163,7 @@ def test_canonical_directions_solve_their_eigenproblem(features: NDArray[np.floa
         (8, {"n_bits": 8}, "8 images"),
         (400, {"n_bits": 8, "method": "itq_cca"}, "labels"),
         (400, {"n_bits": 8, "method": "itq_cca", "labels": np.eye(400, 7, dtype=np.uint8)}, "7 labels"),
+        (400, {"n_bits": 25, "method": "itq_cca", "labels": np.eye(400, 30, dtype=np.uint8)}, "24"),
     ],
 )
 def test_refuses(features: NDArray[np.float32], n: int, settings: dict[str, object], named: str) -> None:

@@ -43,10 +43,13 @@ def test_the_service_takes_the_place_of_the_demo(tmp_path, monkeypatch):
     # A demo that was interrupted continues; one that had ended trains and evaluates nothing again.
     assert [step[0] for step in steps] == ["train", "index", "index", "search"]
     assert steps[0][-1] == "--resume"
+    trained, fitted = tmp_path / "run" / "best.safetensors", tmp_path / "without-labels" / "checkpoint.safetensors"
+    assert steps[1][3:] == (tmp_path / "shapes" / "labels.csv", "--split", "database", "--checkpoint", trained)
     (tmp_path / "run" / "last.safetensors").touch()
     report.unlink()
     demo.demo(folder=tmp_path, serve=False)
     assert [step[0] for step in steps[4:]] == ["index", "index", "search", "evaluate"]
+    assert steps[-1][1:3] == (trained, fitted)  # in the order of `gain`
     assert len(started) == 1
 
 

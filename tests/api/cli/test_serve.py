@@ -200,7 +200,8 @@ def test_a_collection_that_may_not_be_written_is_served_read_only(serve, own_col
 
 
 def test_clients_do_not_see_where_a_relative_folder_is(serve, indexed):
-    _, client = serve(indexed.name, "--read-only", before=f"import os; os.chdir({str(indexed.parent)!r})")
+    folder, start = Path(*indexed.parts[-2:]), str(indexed.parents[1])
+    _, client = serve(folder, "--read-only", before=f"import os; os.chdir({start!r})")
     refused = client.post("/v1/search", json={"image_id": 1, "rank": "float"})
     assert refused.status_code == 422
     assert "/" not in refused.json()["detail"].replace("--keep-features", "")

@@ -220,6 +220,7 @@ MISTAKES = {
     "index reencode {collection} --checkpoint {other} --device cuda:99": "cuda:99",
     "index duplicates {collection} --flips --device cuda:99": "cuda:99",
     "serve {collection} --port 0 --device cpu:1": "'cpu:1'",
+    "serve {collection} --port 0 --device cuda:99": "cuda:99",
     "search {collection} {picture} --checkpoint {other}": "{theirs}",
     "serve {collection} --port 0 --checkpoint {other}": "{theirs}",
     "serve {collection} --port 99999": "99999",

@@ -24,7 +24,7 @@ from hashseek.indexing.maintenance.scratch import _PREFIX, MAX_IDLE_SECONDS, scr
 from hashseek.retrieval.checkpoint import check_intact, save_checkpoint
 from hashseek.retrieval.errors import BadCollection, BadConfig, HashseekError
 from hashseek.retrieval.models.hash_model import HashModel
-from support.collections import code_collection, file_of, new_images, random_codes
+from support.collections import code_collection, file_of, new_images, random_codes, sql
 from support.commands import wait_until
 from support.dataset_files import write_tar
 from support.faults import content, fill, found
@@ -67,8 +67,27 @@ def test_a_restored_snapshot_is_the_collection(collection, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "empty", "new", "s.tar"]
 
 
-def test_a_snapshot_taken_while_others_write_is_the_state_of_one_moment(collection, tmp_path):
+def test_a_snapshot_taken_while_others_write_is_the_state_of_one_moment(collection, tmp_path, monkeypatch):
     states, stop = {collection.catalog.generation(): content(collection)}, threading.Event()
+    removed = next(image for image in collection.catalog.page(after=0, limit=99) if collection.owns(image))
+    pack, added = backup._pack_files, []
+    waiting = threading.Thread(target=lambda: collection.remove(added))
+
+    def pack_among_changes(tar, folder, catalog, done):
+        if catalog == collection.catalog.path:  # writers are not kept waiting yet
+            lost = pack(tar, folder, catalog, done)
+            collection.remove([removed.id])
+            added.extend(fill(collection, 1, start=90, keep=lambda _: True))
+            states[collection.catalog.generation()] = content(collection)
+            return lost
+        waiting.start()
+        waiting.join(0.2)
+        return pack(tar, folder, catalog, done)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backup, "_pack_files", pack_among_changes)
+        taken = [snapshot(collection, tmp_path / "0.tar")]
+    waiting.join()
 
     def write():
         rng, number = np.random.default_rng(0), 100
@@ -83,8 +102,7 @@ def test_a_snapshot_taken_while_others_write_is_the_state_of_one_moment(collecti
 
     writer = threading.Thread(target=write)
     writer.start()
-    taken = []
-    for number in range(6):
+    for number in range(1, 6):
         n_before = len(states)
         wait_until(lambda n=n_before: len(states) > n)
         taken.append(snapshot(collection, tmp_path / f"{number}.tar"))
@@ -123,6 +141,9 @@ def test_files_that_were_missing_before_the_snapshot_are_listed(collection, tmp_
     assert again.catalog.page(after=0, limit=99) == collection.catalog.page(after=0, limit=99)
     assert not file_of(again, images[1]).exists()
     again.close()
+    sql(collection.catalog.path, "UPDATE codes SET code = x'00' WHERE image_id = 1")  # `index verify` repairs it
+    snapshot(collection, tmp_path / "malformed.tar")
+    assert restore(tmp_path / "malformed.tar", tmp_path / "malformed").n_images == 18
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed_or_harmless(tmp_path):

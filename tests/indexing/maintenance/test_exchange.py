@@ -3,6 +3,7 @@
 import signal
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +20,10 @@ from support.faults import fill
 
 
 @pytest.fixture
-def exported(own_collection, tmp_path):
+def exported(own_collection, tmp_path, monkeypatch):
     """A collection with a real checkpoint, keys, attributes and kept files, and its export."""
-    with closing(Collection(own_collection)) as collection:
+    monkeypatch.chdir(own_collection.parent)
+    with closing(Collection(Path(own_collection.name))) as collection:
         fill(collection, 8, start=30, keep=lambda number: True)
         collection.remove([3])
         export(collection, tmp_path / "e.parquet")
@@ -88,6 +90,7 @@ def test_an_import_that_is_killed_is_completed_by_repeating_it(exported, checkpo
 
 def test_two_records_of_one_content_are_two_after_an_import_and_one_after_a_shard(tmp_path):
     first, second = new_images(random_codes(np.random.default_rng(0), 2, 12))
+    second = replace(second, path="https://example.org/2.jpg")
     keyed, keyless = replace(first, key="k", labels=("a",)), replace(second, labels=("b",))
     with closing(code_collection(tmp_path / "a", n_bits=12)) as collection:
         collection.add([keyed, keyless, replace(second, key="k")])  # the key gets the content of the other
@@ -102,6 +105,7 @@ def test_two_records_of_one_content_are_two_after_an_import_and_one_after_a_shar
     shard = exchange.shard([replace(second, key="new")], [], fingerprint="f" * 64, n_bits=12)
     (tmp_path / "shard.parquet").write_bytes(shard)
     assert import_export(tmp_path / "shard.parquet", tmp_path / "b", checkpoint=None) == IngestReport(updated=1)
+    assert [(key, labels) for key, *_, labels, _, _, _ in records(tmp_path / "b")] == [("new", ("b",)), ("k", ("a",))]
 
 
 def test_the_columns_of_an_export(exported):
@@ -158,6 +162,7 @@ BAD = {
     "deep attributes": column("attributes", pa.array(["[" * 100_000] * 19)),
     "a relative uri": column("uri", pa.array(["/a", "files/../../victim", *["/b"] * 17])),
     "size": column("size", pa.array([0] * 19)),
+    "width": column("width", pa.array([0] * 19, pa.int32())),
     "media_type": column("media_type", pa.array(["text/html\r\nX: 1"] * 19)),
     "a label": column("labels", pa.array([["a", None]] * 19)),
     "a key": column("key", pa.array(["a", "b" * 513, *["c"] * 17])),

@@ -21,7 +21,7 @@ from hashseek.retrieval.codes import pack, unpack
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.truncation import truncate
-from support.collections import codes_by_path, new_images, random_codes
+from support.collections import codes_by_path, new_images, random_codes, sql
 from support.commands import wait_until
 from support.models import PREPROCESSING, tiny_checkpoint
 from support.pictures import N_PICTURES, draw
@@ -286,6 +286,10 @@ def test_a_checkpoint_that_only_looks_like_a_truncation_is_encoded(nested, pictu
         )
         report = run(collection, tmp_path / "x.safetensors")
         assert (report.truncated, report.encoded) == (0, N_PICTURES)
+    with closing(Collection(tmp_path / "fresh")) as switched:  # an image that was added since has no longer code
+        sql(switched.catalog.path, "DELETE FROM codes WHERE image_id = 3 AND space_id = 1")
+        report = run(switched, nested / "12.safetensors")
+        assert (report.truncated, report.encoded) == (N_PICTURES - 1, 1)
 
 
 # ---------------------------------------------------------------- refusals
@@ -302,9 +306,11 @@ def test_an_old_checkpoint_that_cannot_be_loaded_here_is_no_obstacle(checkpoint,
 def test_refusals(collection, checkpoint, other_checkpoint, tmp_path):
     with pytest.raises(BadCheckpoint):
         run(collection, tmp_path / "none.safetensors")
-    (tmp_path / "torn.safetensors").write_bytes(b"torn")
-    with pytest.raises(BadCheckpoint):
-        run(collection, tmp_path / "torn.safetensors")
+    whole = other_checkpoint.read_bytes()
+    for torn in (b"torn", whole[:-1] + bytes([whole[-1] ^ 1])):
+        (tmp_path / "torn.safetensors").write_bytes(torn)
+        with pytest.raises(BadCheckpoint):
+            run(collection, tmp_path / "torn.safetensors")
     with pytest.raises(BadConfig):
         list(reencode(collection, other_checkpoint, engine="steam"))
     assert len(collection.catalog.spaces.all()) == 1

@@ -1,5 +1,7 @@
 """Histograms of rankings against the brute-force oracle."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -39,14 +41,16 @@ def test_blocks_and_threads_do_not_change_the_counts(monkeypatch):
     rng = np.random.default_rng(5)
     xq, xb = pack(rng.standard_normal((150, 20))), pack(rng.standard_normal((9000, 20)))
     lq, lb = (rng.random((150, 6)) < 0.4).astype(np.uint8), (rng.random((9000, 6)) < 0.4).astype(np.uint8)
-    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
     results = []
     for worth_a_thread, cores, items in ((2**60, 1, 4096), (1, 1, 2**18), (1, 2, 100), (1, 7, 4096)):
         monkeypatch.setattr(counting, "_PAIRS_WORTH_A_THREAD", worth_a_thread)
         monkeypatch.setattr(counting, "_ITEMS", items)
         monkeypatch.setattr(counting, "n_cores", lambda cores=cores: cores)
         results.append(histograms(xq, xb, lq, lb, n_bits=20, graded=True).gains)
-    assert torch.get_num_threads() == threads
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == 3
+    torch.set_num_threads(1)
     for other in results[1:]:
         np.testing.assert_array_equal(results[0], other)
     d, shared = hamming.distances(xq, xb), lq.astype(int) @ lb.T.astype(int)
@@ -100,6 +104,7 @@ def test_a_query_that_is_in_the_database_can_be_left_out_of_its_own_ranking():
         (0, 16, np.ones((0, 4), np.uint8)),  # no queries
         (3, 16, np.ones((3, 3), np.uint8)),  # another number of labels
         (3, 16, np.ones((2, 4), np.uint8)),
+        (3, 16, np.ones(3, np.uint8)),
         (3, 16, np.full((3, 4), 2, np.uint8)),
         (3, 16, np.tile(np.array([-1, 1], np.int8), (3, 2))),
         (3, 8, np.ones((3, 4), np.uint8)),  # another code length

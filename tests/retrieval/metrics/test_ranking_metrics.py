@@ -18,12 +18,14 @@ from hashseek.retrieval.metrics import (
     average_precision,
     histograms,
     lookup,
+    metrics_of_histograms,
     ndcg,
     precision,
     precision_curve,
     recall,
     recall_curve,
     tied_at_cut,
+    ties,
     weighted_average_precision,
 )
 
@@ -148,7 +150,8 @@ def test_large_groups_agree_with_sampling():
         assert best > max(values), name
 
 
-def test_queries_evaluated_together_get_the_values_they_get_alone():
+def test_queries_evaluated_together_get_the_values_they_get_alone(monkeypatch):
+    monkeypatch.setattr(ties, "_QUERIES", 3)
     # The cut groups have different sizes, so the number of relevant items above the cut has different ranges.
     rng = np.random.default_rng(4)
     gains = np.zeros((8, N_GAINS, N_DISTANCES), np.int32)
@@ -189,7 +192,7 @@ def test_curves_are_the_metrics_at_each_n():
     rng = np.random.default_rng(3)
     xq, xb = pack(rng.standard_normal((6, 7))), pack(rng.standard_normal((90, 7)))
     lq, lb = ((rng.random((n, 4)) < 0.4).astype(np.uint8) for n in (6, 90))
-    found = histograms(xq, xb, lq, lb, n_bits=7)
+    found = histograms(xq, xb, lq, lb, n_bits=7, graded=True)
     ns = [1, 2, 17, 89, 90, 500]
     for curve, figure in ((precision_curve, precision), (recall_curve, recall)):
         whole = curve(found, ns)
@@ -197,16 +200,25 @@ def test_curves_are_the_metrics_at_each_n():
             for part, single in zip(whole, figure(found, n=n), strict=True):
                 np.testing.assert_allclose(part[:, column], single, atol=1e-12)
     assert recall(found, n=None).worst[found.n_relevant > 0] == pytest.approx(1)
+    figures = {"precision": precision, "recall": recall, "nDCG": ndcg, "ACG": average_cumulative_gain}
+    of_relevant = {"AP": average_precision, "WAP": weighted_average_precision}
+    expected = {name: figure(found, n=17) for name, figure in figures.items()}
+    expected |= {name: figure(found, n=17, normalizer="relevant") for name, figure in of_relevant.items()}
+    named = metrics_of_histograms(found, ns=[17], normalizer="relevant")
+    assert named.keys() == {f"{name}@17" for name in expected}
+    for name, values in expected.items():
+        np.testing.assert_array_equal(named[f"{name}@17"], values)
 
 
 def test_lookup_counts_empty_balls_as_zero_or_leaves_them_out():
-    # nothing is within 0 bits; query 0 finds nothing within 2 bits and 1 of 2 within 3; query 1 finds 1 of 1 within 1
-    found = Histograms(np.array([[0, 0, 0, 2], [0, 1, 0, 1]]), np.array([[0, 0, 0, 1], [0, 1, 0, 0]]))
-    curve = lookup(found)
-    assert curve.precision_zero.tolist() == [0, 0.5, 0.5, 0.5]
-    np.testing.assert_array_equal(curve.precision_skip, [np.nan, 1.0, 1.0, 0.5])
-    assert curve.recall.tolist() == [0, 0.5, 0.5, 1.0]
-    assert curve.empty.tolist() == [1.0, 0.5, 0.5, 0.0]
+    # Nothing is within 0 bits; query 0 finds nothing within 2 bits and 1 of 2 within 3; queries 1 and 2 find 1 of 1 and
+    # 0 of 1 within 1, and 1 of 2 within 3.
+    total, relevant = [[0, 0, 0, 2], [0, 1, 0, 1], [0, 1, 0, 1]], [[0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 1]]
+    curve = lookup(Histograms(np.array(total), np.array(relevant)))
+    np.testing.assert_allclose(curve.precision_zero, [0, 1 / 3, 1 / 3, 0.5])
+    np.testing.assert_array_equal(curve.precision_skip, [np.nan, 0.5, 0.5, 0.5])
+    np.testing.assert_allclose(curve.recall, [0, 1 / 3, 1 / 3, 1])
+    np.testing.assert_allclose(curve.empty, [1, 1 / 3, 1 / 3, 0])
 
 
 def test_share_of_ranks_that_ties_at_the_cut_decide():

@@ -52,3 +52,5 @@ def test_ap_of_hand_worked_rankings(normalizer, expected):
 def test_a_ranking_has_each_item_of_the_database_at_most_once(sets, ids):
     with pytest.raises(BadCodes):
         gains_of(np.array(ids), sets[2][:2], sets[3])
+    with pytest.raises(BadCodes):
+        gains_of(np.array([[1, 2]]), sets[2][:1, 1:], sets[3])  # another number of labels
