@@ -105,9 +105,6 @@ def run(command: Callable[[], Any]) -> NoReturn:
         fail(f"{message[:1].lower()}{message[1:]}{colon} see `{place} --help`")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # nobody reads the output any more
-        sys.exit(1)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         fail(f"{place}{error.strerror or error}")

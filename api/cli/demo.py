@@ -50,7 +50,6 @@ def demo(
         typer.echo(f"{line}  hashseek serve {shlex.quote(str(place))}")
     if serve:  # in this process, so that the service ends with it
         words = _announced("serve", collection, "--port", port)
-        sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-m", "hashseek", *words])
 
 
@@ -80,9 +79,6 @@ def _announced(*arguments: object) -> list[str]:
 
 def _step(*arguments: object) -> None:
     words = _announced(*arguments)
-    try:
-        code = subprocess.run([sys.executable, "-m", "hashseek", *words], check=False).returncode
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    code = subprocess.run([sys.executable, "-m", "hashseek", *words], check=False).returncode
     if code:
         raise HashseekError(f"the demo stopped because `hashseek {shlex.join(words)}` failed: see the message above")

@@ -23,7 +23,7 @@ MAX_MAGNITUDE = 30
 
 def generators(seed: tuple[int, ...], row: int, *, views: int) -> list[Generator]:
     """A generator for each view of an image in one epoch."""
-    return [np.random.default_rng((*seed, row, view) if view else (*seed, row)) for view in range(views)]
+    return [np.random.default_rng((*seed, row, view)) for view in range(views)]
 
 
 def augment(pixels: Tensor, rng: Generator, settings: TrainSection) -> Tensor:
