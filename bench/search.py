@@ -119,7 +119,7 @@ def exact(n: int, n_bits: int, rounds: int, n_distinct: int | None = None) -> No
     xb, xq = random_codes(n, n_bits, n_distinct), random_codes(64, n_bits, seed=1)
     index, flat = build_index(xb, np.arange(n), n_bits=n_bits), plain(xb)
     check(index, flat, xq[:4], K)
-    what = f"{n:,} codes of {n_bits} bits" + (f", {index.rows.n_compared:,} of them distinct" if n_distinct else "")
+    what = f"{n:,} codes of {n_bits} bits" + (f", {len(index.rows.compared):,} of them distinct" if n_distinct else "")
 
     def one(i: int) -> Codes:
         return xq[i % 64 : i % 64 + 1]
@@ -283,7 +283,7 @@ def layouts(n: int, rounds: int) -> None:
         times = timed({"once": search(once, xq), "per row": search(rows, xq)}, rounds)
         shown = " | ".join(f"{median(times[name]):.2f}" for name in times)
         factor = ratio(times, "per row", "once")
-        print(f"| {once.n_compared / n:.2f} | {shown} | {factor:.1f} | {once.n_bytes / n:.0f} |", flush=True)
+        print(f"| {len(once.compared) / n:.2f} | {shown} | {factor:.1f} | {once.n_bytes / n:.0f} |", flush=True)
     print(
         f"\n{n:,} codes, one query, k = {K}, among some rows: copying their codes, compared with masking the others\n"
     )
@@ -337,7 +337,7 @@ def sizes(n: int) -> None:
             marks.append(time.perf_counter())
         build, save, load = np.diff(marks)
         name = f"{n_bits} bits, {'random' if n_distinct is None else f'{n_distinct:,} distinct'}"
-        compared = f"{index.rows.n_compared:,}"
+        compared = f"{len(index.rows.compared):,}"
         print(
             f"| {name} | {build:.2f} | {save:.2f} | {load:.2f} | {compared} | {index.n_bytes / n:.1f} "
             f"| {on_disk / n:.1f} |",
@@ -393,6 +393,42 @@ def kinds(n: int, rounds: int) -> None:
         graph.expansion_search = effort
         recall = float((graph.search(xq, K, threads=n_cores()).distances <= furthest).mean())
         row("usearch HNSW", effort, lambda i: graph.search(xq[i % 200], K), recall, build, graph.memory_usage)
+
+
+def clustered_codes(n: int, n_bits: int, seed: int) -> Codes:
+    """Codes as a hash layer gives them: signs of points near one of 20,000 centres in a space of 24 dimensions."""
+    rng = np.random.default_rng(0)
+    centres, projection = rng.standard_normal((20_000, 24), np.float32), rng.standard_normal((24, n_bits), np.float32)
+    rng, parts = np.random.default_rng(seed), []
+    for start in range(0, n, 10**6):  # to save memory
+        points = centres[rng.integers(0, len(centres), min(10**6, n - start))]
+        points += rng.standard_normal(points.shape, np.float32) / 3
+        parts.append(np.packbits(points @ projection > 0, axis=1, bitorder="little"))
+    return np.concatenate(parts)
+
+
+def tables(n: int, rounds: int) -> None:
+    """The kind multi-index beside the scan: one query, and 64 at once."""
+    print(f"\n{n:,} codes of 64 bits, k = {K}: milliseconds, median and slowest\n")
+    print("| codes | queries | multi-index | slowest | scan | slowest | times as fast | bytes per image, scan |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for name, draw in {"clustered": clustered_codes, "random": lambda *of: random_codes(*of[:2], seed=of[2])}.items():
+        xb, xq = draw(n, 64, 1), draw(64 * (rounds + 1), 64, 2)
+        kinds = {kind: build_index(xb, np.arange(n), n_bits=64, kind=kind) for kind in ("multi-index", "exact")}
+        for n_queries in (1, 64):
+            found: dict[str, Case] = {
+                kind: lambda i, q=n_queries, index=index: index.search(xq[i * q : (i + 1) * q], k=K)  # noqa: B023
+                for kind, index in kinds.items()
+            }
+            for each in zip(*(case(0) for case in found.values()), strict=True):
+                assert np.array_equal(*each)
+            times = timed(found, rounds)
+            cells = " | ".join(f"{figure(of_kind):.1f}" for of_kind in times.values() for figure in (median, max))
+            n_bytes = ", ".join(f"{index.n_bytes / n:.0f}" for index in kinds.values())
+            print(
+                f"| {name} | {n_queries} | {cells} | {ratio(times, 'exact', 'multi-index'):.1f} | {n_bytes} |",
+                flush=True,
+            )
 
 
 def duplicates(n: int) -> None:
@@ -480,7 +516,8 @@ def main() -> None:
     parser.add_argument(
         "--only",
         nargs="*",
-        help="parts: 48, 64, equal, cells, filters, layouts, rankings, sizes, kinds, duplicates (all), large, gpu",
+        help="parts: 48, 64, equal, cells, filters, layouts, rankings, sizes, kinds, duplicates; by name only: tables, "
+        "large, gpu",
     )
     parser.add_argument("--plot", type=Path, help="write curves over N and K to this SVG or PNG")
     parser.add_argument("--cpu", action="store_true", help="measure CPU time of all threads, for a busy machine")
@@ -506,6 +543,7 @@ def main() -> None:
         "duplicates": lambda: duplicates(options.duplicate_rows),
     }
     usual = [*parts]
+    parts["tables"] = lambda: tables(options.rows, options.rounds)
     parts["large"] = lambda: large(options.rows, options.rounds)
     parts["gpu"] = lambda: on_gpu(options.rows, options.rounds)
     for name in usual if options.only is None else options.only:

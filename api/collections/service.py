@@ -14,7 +14,7 @@ from hashseek.api.messages.problems import NotLoaded, NotReady, ReadOnly
 from hashseek.api.messages.schemas import CollectionSummary
 from hashseek.api.monitoring import metrics
 from hashseek.api.settings import CATALOG, Settings
-from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.index.hamming_index import SLOW_TO_BUILD
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_store
@@ -111,7 +111,7 @@ class Service:
         collection = self._searcher.collection
         if not self.read_only:
             try:
-                if collection.kind not in APPROXIMATE:  # those were written when they were built
+                if collection.kind not in SLOW_TO_BUILD:  # those were written when they were built
                     collection.save_index()
             except (OSError, HashseekError) as error:
                 log.warning("the index could not be written; the next start will rebuild it: %s", error)
@@ -220,8 +220,8 @@ class Service:
         if searcher is None:
             return
         collection = searcher.collection
-        # An approximate index takes so long to build that it is written at once. The others wait for `stop`.
-        if collection.kind in APPROXIMATE and not self.read_only:
+        # An index that takes long to build is written at once. The others wait for `stop`.
+        if collection.kind in SLOW_TO_BUILD and not self.read_only:
             collection.save_index()
         else:
             collection.merge_segments()

@@ -40,7 +40,7 @@ from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
 from hashseek.indexing.fit_options import FeatureNetwork
 from hashseek.indexing.fitting import Fitting, fit_to_sources, plan_collection, refit_may_help
-from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.index.hamming_index import SLOW_TO_BUILD
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
 from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources, images_in
@@ -356,7 +356,7 @@ class _Run:
                     report.removed = len(deleted)
                 if not total.done and report.done:  # for a new collection, other processes would build it each time
                     collection.save_index()
-                elif collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
+                elif collection.kind not in SLOW_TO_BUILD:  # this process does not search
                     collection.merge_segments()
             except CatalogLocked as error:  # the next round finds what is still missing
                 typer.echo(str(error), err=True)

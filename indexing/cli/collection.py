@@ -84,8 +84,8 @@ def remove(
 def build(
     collection: CollectionArgument,
     kind: Annotated[
-        Literal["exact", "ivf", "hnsw", "gpu"],
-        typer.Option(help="exact and gpu compare every code; the other kinds are faster but may miss some hits."),
+        Literal["exact", "multi-index", "gpu", "ivf", "hnsw"],
+        typer.Option(help="exact, multi-index and gpu find all hits; ivf and hnsw are faster but may miss some."),
     ] = "exact",
 ) -> None:
     """Rebuild the index as the given kind, which the collection then keeps."""

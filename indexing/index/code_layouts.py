@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.index.exact_scan import Candidates, candidates, count_distances, ranked, words
+from hashseek.indexing.index.multi_index import Tables
 from hashseek.retrieval.codes import Codes
 
 # Share of distinct codes below which each is stored once: at 0.3 a search takes 0.4 of the time, at 0.5 0.6, at 0.7 it
@@ -55,9 +56,9 @@ class PlainCodes:
         return len(self.codes)
 
     @property
-    def n_compared(self) -> int:
-        """Number of codes that a query is compared with."""
-        return len(self.codes)
+    def compared(self) -> Codes:
+        """The codes that a query is compared with."""
+        return self.codes
 
     @property
     def n_bytes(self) -> int:
@@ -68,15 +69,25 @@ class PlainCodes:
         """Codes (n, size) of `rows`."""
         return self.codes[rows]
 
-    def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None, ties: bool = False) -> list[Candidates]:
+    def search(
+        self,
+        xq: Codes,
+        *,
+        k: int,
+        limit: int,
+        among: Subset | None,
+        ties: bool = False,
+        tables: Tables | None = None,
+    ) -> list[Candidates]:
         """The at most k nearest rows within `limit` bits of each query, nearest first, ties by ascending row.
 
-        With `ties`, also all others at the distance of the k-th.
+        With `ties`, also all others at the distance of the k-th. `tables`: those of the `compared` codes, if any.
         """
         if among is not None and among.is_small:
             return _search_gathered(self, xq, k=k, limit=limit, among=among, ties=ties)
         usable = None if among is None else among.mask
-        found = candidates(xq, self.codes, k=k, limit=limit, usable=usable, ties=ties)
+        find = candidates if tables is None else tables.candidates
+        found = find(xq, self.codes, k=k, limit=limit, usable=usable, ties=ties)
         return [ranked(*of_query, k, ties=ties) for of_query in found]
 
     def histogram(self, query: Codes, among: Subset) -> NDArray[np.int64]:
@@ -101,9 +112,9 @@ class DistinctCodes:
         return len(self.rows)
 
     @property
-    def n_compared(self) -> int:
-        """Number of codes that a query is compared with."""
-        return len(self.distinct)
+    def compared(self) -> Codes:
+        """The codes that a query is compared with."""
+        return self.distinct
 
     @property
     def n_bytes(self) -> int:
@@ -126,20 +137,30 @@ class DistinctCodes:
     def _code_of(self) -> NDArray[np.uint32]:
         """(N,) the number of each row's code."""
         code_of = np.empty_like(self.rows)
-        code_of[self.rows] = np.repeat(np.arange(self.n_compared, dtype=np.uint32), self._counts)
+        code_of[self.rows] = np.repeat(np.arange(len(self.distinct), dtype=np.uint32), self._counts)
         return code_of
 
     def gather(self, rows: NDArray[np.int64]) -> Codes:
         """Codes (n, size) of `rows`."""
         return self.distinct[self._code_of[rows]]
 
-    def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None, ties: bool = False) -> list[Candidates]:
+    def search(
+        self,
+        xq: Codes,
+        *,
+        k: int,
+        limit: int,
+        among: Subset | None,
+        ties: bool = False,
+        tables: Tables | None = None,
+    ) -> list[Candidates]:
         """See `PlainCodes.search`."""
         if among is not None and among.n * _SCATTERED < len(self.distinct):
             return _search_gathered(self, xq, k=k, limit=limit, among=among, ties=ties)
         counts = self._counts if among is None else self._counts_among(among)
         usable = None if among is None else counts > 0
-        found = candidates(xq, self.distinct, k=k, limit=limit, usable=usable, weights=counts)
+        find = candidates if tables is None else tables.candidates
+        found = find(xq, self.distinct, k=k, limit=limit, usable=usable, weights=counts)
         return [self._expanded(distances, at, k, among, ties) for distances, at in found]
 
     def histogram(self, query: Codes, among: Subset) -> NDArray[np.int64]:

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from hashseek.indexing.catalog import Catalog, CatalogLocked, DiskFull
-from hashseek.indexing.index.approximate import APPROXIMATE
-from hashseek.indexing.index.hamming_index import HammingIndex
+from hashseek.indexing.index.hamming_index import SLOW_TO_BUILD, HammingIndex
 from hashseek.indexing.index.index_files import IndexFiles, NoIndex, SavedIndex, usable_kind
 from hashseek.indexing.index.segments import View, empty_view, joined, merge
 from hashseek.retrieval.errors import BadCollection
@@ -89,8 +88,8 @@ class CollectionIndex:
             on_disk = self._load_newer(kind)
             view = self.current()
             if on_disk is not None and on_disk == self._saved and self._is_saved(view) and view.kind == kind:
-                # An approximate index is written when it is rebuilt; later changes are read from the catalog.
-                is_enough = kind in APPROXIMATE and not view.is_due
+                # Such an index is written when it is rebuilt; later changes are read from the catalog.
+                is_enough = kind in SLOW_TO_BUILD and not view.is_due
                 if is_enough or view.generation == on_disk.generation:
                     return
             merged = merge(view, kind)
@@ -146,8 +145,8 @@ class CollectionIndex:
             fresh = joined([fresh.left(), (changes.codes, changes.ids)], n_bits=self._n_bits)
         last_id = max(view.last_id, int(changes.ids[-1])) if len(changes.ids) else view.last_id
         advanced = View(changes.generation, last_id, built, fresh)
-        # Merged at once when everything is new; an approximate index takes too long for that, so its merge stays due.
-        if changes.is_complete and advanced.is_due and advanced.kind not in APPROXIMATE:
+        # Merged at once when everything is new, unless that takes long: then its merge stays due.
+        if changes.is_complete and advanced.is_due and advanced.kind not in SLOW_TO_BUILD:
             advanced = merge(advanced, advanced.kind)
         return advanced
 

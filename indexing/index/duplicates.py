@@ -49,10 +49,10 @@ def groups(index: HammingIndex, *, radius: int, parallel: bool = True) -> Iterat
         return
     rows = index.rows if isinstance(index.rows, DistinctCodes) else collapse(index.rows.codes)
     pairs = _pairs(rows.distinct, index.n_bits, radius, parallel)
-    group_of_code = _components(rows.n_compared, _links(rows.n_compared, pairs))
+    group_of_code = _components(len(rows.distinct), _links(len(rows.distinct), pairs))
     group_of_row = np.empty(len(rows), np.int64)
     group_of_row[rows.rows] = np.repeat(group_of_code, np.diff(rows.starts))
-    counts = np.bincount(group_of_row, minlength=rows.n_compared)
+    counts = np.bincount(group_of_row, minlength=len(rows.distinct))
     in_groups = np.flatnonzero(counts[group_of_row] > 1)
     if not len(in_groups):
         return

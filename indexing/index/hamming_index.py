@@ -1,10 +1,11 @@
 """Search over packed codes by Hamming distance: one interface, several kinds.
 
-    exact       every code is compared, in one of two arrangements that `build_index` chooses between (the default)
-    ivf, hnsw   inverted lists and a graph of neighbours, see `hashseek.indexing.index.approximate`
-    gpu         every code is compared, on a GPU
+    exact         every code is compared, in one of two arrangements that `build_index` chooses between (the default)
+    multi-index   few codes are compared, looked up in tables, see `hashseek.indexing.index.multi_index`
+    gpu           every code is compared, on a GPU
+    ivf, hnsw     inverted lists and a graph of neighbours, see `hashseek.indexing.index.approximate`
 
-Exact kinds find what brute force finds, ties by ascending id, for every K and every k. Approximate kinds report the
+The first three find what brute force finds, ties by ascending id, for every K and every k. Approximate kinds report the
 recall that was measured when they were built; `range` is exact in every kind, and so is `search` among few images.
 """
 
@@ -28,20 +29,25 @@ from hashseek.indexing.index.approximate import (
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes, Subset, arrange
 from hashseek.indexing.index.exact_scan import Distances, Rows, nearest, padded_size, suits_nearest
 from hashseek.indexing.index.gpu import Gpu, to_gpu
+from hashseek.indexing.index.multi_index import Tables, build_tables
 from hashseek.retrieval.codes import Codes, check_codes, code_size, pad
 from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig
 from hashseek.retrieval.files import write_atomically
 
 Ids = NDArray[np.int64]
 
-KINDS = ("exact", *APPROXIMATE, "gpu")
-# The arrays of an index: its ids, and those of `PlainCodes` or `DistinctCodes`.
+SLOW_TO_BUILD = ("multi-index", *APPROXIMATE)
+"""Kinds that are rebuilt only after many changes, and then written at once."""
+KINDS = ("exact", "multi-index", "gpu", *APPROXIMATE)
+# The arrays of an index: its ids, those of `PlainCodes` or `DistinctCodes`, and those of `Tables`.
 _TYPES: Mapping[str, type[np.generic]] = {
     "ids": np.int64,
     "codes": np.uint8,
     "distinct": np.uint8,
     "starts": np.int64,
     "rows": np.uint32,
+    "table_rows": np.uint32,
+    "table_starts": np.uint32,
 }
 # Files of at least this many bytes are mapped, so that opening is fast. Others are read: searches are a little faster.
 MAPPED = 256 * 2**20
@@ -66,6 +72,7 @@ class HammingIndex:
     approximate: Approximate | None = None
     recall: Mapping[int, float] = field(default_factory=dict)
     gpu: Gpu | None = None
+    tables: Tables | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -77,8 +84,9 @@ class HammingIndex:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of main memory for codes, ids and the structure of an approximate kind."""
-        return self.ids.nbytes + self.rows.n_bytes + (0 if self.approximate is None else self.approximate.n_bytes)
+        """Bytes of main memory for codes, ids, tables and the structure of an approximate kind."""
+        others = sum(part.n_bytes for part in (self.approximate, self.tables) if part is not None)
+        return self.ids.nbytes + self.rows.n_bytes + others
 
     def subset_of(self, ids: Ids) -> Subset:
         """The rows of these ids, in any order; unknown ids are ignored."""
@@ -128,8 +136,8 @@ class HammingIndex:
             distances, rows = self._search_approximately(self.approximate, xq, k, among, effort)
         elif (on_gpu := self._search_on_gpu(xq, k, among)) is not None:
             distances, rows = on_gpu
-        elif among is None and isinstance(self.rows, PlainCodes) and suits_nearest(xq, self.rows.codes, k):
-            distances, rows = nearest(xq, self.rows.codes, k=k)
+        elif self._suits_nearest(xq, k) and among is None:
+            distances, rows = nearest(xq, self.rows.compared, k=k)
         else:
             distances, rows = self._scan(xq, k, among)
         return distances, self.ids[rows]
@@ -156,7 +164,8 @@ class HammingIndex:
         k = len(self) if k is None else min(k, len(self))
         if k == 0 or (among is not None and among.n == 0):
             return [(np.zeros(0, np.int32), np.zeros(0, np.int64)) for _ in xq]
-        found = self.rows.search(xq, k=k, limit=min(radius, self.n_bits), among=among, ties=ties)
+        limit = min(radius, self.n_bits)
+        found = self.rows.search(xq, k=k, limit=limit, among=among, ties=ties, tables=self.tables)
         return [(distances, self.ids[rows]) for distances, rows in found]
 
     def search_ties(
@@ -195,7 +204,7 @@ class HammingIndex:
         content: dict[str, Any] = {
             "kind": self.kind,
             "arrangement": "distinct codes with lists of images" if collapsed else "one code per image",
-            "codes_compared": self.rows.n_compared,
+            "codes_compared": len(self.rows.compared),
             "padded_bits": 8 * padded_size(self.n_bits),
             "bytes": self.n_bytes,
         }
@@ -208,9 +217,13 @@ class HammingIndex:
     def _padded(self, query_codes: Codes) -> Codes:
         return pad(check_codes(query_codes, self.n_bits), padded_size(self.n_bits))
 
+    def _suits_nearest(self, xq: Codes, k: int) -> bool:
+        plain = self.tables is None and isinstance(self.rows, PlainCodes)
+        return plain and suits_nearest(xq, self.rows.compared, k)
+
     def _scan(self, xq: Codes, k: int, among: Subset | None) -> tuple[Distances, Rows]:
         """(distances (Q, k), rows (Q, k)), exactly."""
-        found = self.rows.search(xq, k=k, limit=self.n_bits, among=among)
+        found = self.rows.search(xq, k=k, limit=self.n_bits, among=among, tables=self.tables)
         distances, rows = zip(*found, strict=True)
         return np.stack(distances), np.stack(rows)
 
@@ -254,6 +267,8 @@ def build_index(codes: Codes, ids: Ids, *, n_bits: int, kind: str = "exact") -> 
     ids = np.ascontiguousarray(ids, dtype=np.int64)
     padded = pad(codes, padded_size(n_bits))
     rows = arrange(padded)
+    if kind == "multi-index" and len(ids):
+        return HammingIndex(n_bits, ids, rows, kind, tables=build_tables(rows.compared, n_bits))
     if kind not in APPROXIMATE or not len(ids):
         return HammingIndex(n_bits, ids, rows, kind, gpu=to_gpu(padded) if kind == "gpu" else None)
     structure = APPROXIMATE[kind].build(padded)
@@ -262,7 +277,8 @@ def build_index(codes: Codes, ids: Ids, *, n_bits: int, kind: str = "exact") -> 
 
 def save_index(index: HammingIndex, folder: Path) -> list[Path]:
     """Write the index and return its files, each written atomically: raw arrays, and the structure of its kind."""
-    files = {f"{name}.bin": array for name, array in (("ids", index.ids), *vars(index.rows).items()) if name in _TYPES}
+    arrays = {"ids": index.ids, **vars(index.rows), **(vars(index.tables) if index.tables is not None else {})}
+    files = {f"{name}.bin": array for name, array in arrays.items() if name in _TYPES}
     for name, array in files.items():
         write_atomically(folder / name, memoryview(array.reshape(-1)).cast("B") if array.size else b"")
     paths = [folder / name for name in files]
@@ -294,6 +310,9 @@ def load_index(files: Collection[Path], *, n_bits: int, kind: str = "exact") -> 
             rows = DistinctCodes(arrays["distinct"].reshape(-1, size), arrays["starts"], arrays["rows"])
         if len(rows) != len(ids) or (isinstance(rows, DistinctCodes) and len(rows.starts) != len(rows.distinct) + 1):
             raise ValueError(f"they hold {len(rows)} codes of {n_bits} bits for {len(ids)} images")
+        if kind == "multi-index" and len(ids):
+            tables = Tables(n_bits, arrays["table_rows"].reshape(-1, len(rows.compared)), arrays["table_starts"])
+            return HammingIndex(n_bits, ids, rows, kind, tables=tables)
         if kind not in APPROXIMATE or not len(ids):
             return HammingIndex(n_bits, ids, rows, kind, gpu=to_gpu(rows.codes) if kind == "gpu" else None)
         with path[kind].open("rb") as file, np.load(file, allow_pickle=False) as stored:

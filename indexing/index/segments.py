@@ -6,16 +6,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hashseek.indexing.catalog.filters import Filter
-from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.exact_scan import Distances, ranked
-from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
+from hashseek.indexing.index.hamming_index import SLOW_TO_BUILD, HammingIndex, Ids, build_index
 from hashseek.retrieval.codes import Codes, code_size
 
 # The fresh segment is rebuilt with every change, so it is merged into the built one before that takes long: when it has
 # more than this many images, and more than this share of the built one, because merging copies the latter.
 FRESH_LIMIT, _FRESH_SHARE = 4096, 1 / 1024
-# An approximate index takes minutes to build, so it is rebuilt only when this share of its images has changed.
+# A kind that takes long to build is rebuilt only when this share of its images has changed.
 _CHANGED = 0.1
 
 
@@ -98,7 +97,7 @@ class View:
         """Whether the fresh segment should be merged into the built one."""
         n_changed = len(self.fresh.index)
         limit = max(FRESH_LIMIT, int(_FRESH_SHARE * len(self.built.index)))
-        if self.kind in APPROXIMATE:
+        if self.kind in SLOW_TO_BUILD:
             n_changed, limit = n_changed + self.built.n_dead, max(limit, int(_CHANGED * len(self.built.index)))
         return n_changed > limit
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hashseek.indexing.index import code_layouts as rows
 from hashseek.indexing.index import exact_scan as scan
-from hashseek.indexing.index import hamming_index
+from hashseek.indexing.index import hamming_index, multi_index
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes, Subset
 from hashseek.indexing.index.hamming_index import build_index, load_index, save_index
 from hashseek.retrieval.errors import BadCodes, BadCollection
@@ -52,13 +52,15 @@ def check(index, xq, xb, ids, k, mask=None):
             assert np.array_equal(index.codes_of(near), xb[np.searchsorted(ids, near)])
 
 
+@pytest.mark.parametrize("kind", ["exact", "multi-index"])
 @pytest.mark.parametrize("n_bits", WIDTHS)
-def test_every_width_with_many_ties_and_few(n_bits):
+def test_every_width_with_many_ties_and_few(n_bits, kind, monkeypatch):
+    monkeypatch.setattr(multi_index, "_MOST", 1)  # so that not all searches are scans
     rng = np.random.default_rng(n_bits)
     for n_distinct in (3, None):
         xb, xq = random_codes(rng, 200, n_bits, n_distinct), random_codes(rng, 4, n_bits)
         ids = np.sort(rng.choice(10**12, 200, replace=False))
-        index = build_index(xb, ids, n_bits=n_bits)
+        index = build_index(xb, ids, n_bits=n_bits, kind=kind)
         assert isinstance(index.rows, DistinctCodes) == (n_distinct == 3 or n_bits < 8)
         assert np.array_equal(index.codes, xb)
         for k in (1, 7, 199, 200, 201, 10**9):
@@ -72,13 +74,17 @@ def test_every_width_with_many_ties_and_few(n_bits):
     n_distinct=st.integers(1, 70),
     k=st.integers(1, 80),
     left_out=st.floats(0, 1),
+    most=st.sampled_from([None, 1]),
     seed=st.integers(0, 2**32),
 )
-def test_any_width_size_k_and_subset(n_bits, n, n_distinct, k, left_out, seed):
+def test_any_width_size_k_and_subset(n_bits, n, n_distinct, k, left_out, most, seed):
     rng = np.random.default_rng(seed)
     xb, xq = random_codes(rng, n, n_bits, n_distinct), random_codes(rng, 3, n_bits, n_distinct)
     ids = np.cumsum(rng.integers(1, 9, n))
-    check(build_index(xb, ids, n_bits=n_bits), xq, xb, ids, k, mask=rng.random(n) >= left_out)
+    index = build_index(xb, ids, n_bits=n_bits, kind="multi-index" if most else "exact")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multi_index, "_MOST", most)
+        check(index, xq, xb, ids, k, mask=rng.random(n) >= left_out)
 
 
 # How the nearest of all are found: by our scan, or by FAISS with a heap or with counters (for one query at a time).
@@ -193,7 +199,7 @@ def nearest():  # by those of OpenMP
     return index.search(queries, k=10)[1]
 
 rng = np.random.default_rng(0)
-for kind, n_codes in (("exact", 10**6), ("ivf", 6000), ("hnsw", 3000)):
+for kind, n_codes in (("exact", 10**6), ("multi-index", 6000), ("ivf", 6000), ("hnsw", 3000)):
     codes, queries = (rng.integers(0, 256, (n, 8), np.uint8) for n in (n_codes, 64))
     index = build_index(codes, np.arange(n_codes), n_bits=64, kind=kind)
     before = near(), nearest()
@@ -211,7 +217,41 @@ def test_a_forked_process_searches_without_the_threads_of_its_parent():
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-W", "ignore", "-c", FORK]
     done = subprocess.run(command, env=environment, check=True, timeout=240, capture_output=True, text=True)
-    assert done.stdout.split() == ["exact", "0", "ivf", "0", "hnsw", "0"]
+    assert done.stdout.split() == ["exact", "0", "multi-index", "0", "ivf", "0", "hnsw", "0"]
+
+
+@pytest.mark.parametrize("n_distinct", [2000, None])
+@pytest.mark.parametrize("most", [40, 1e-9])
+def test_tables_find_what_a_scan_finds_among_thousands(n_distinct, most, monkeypatch):
+    monkeypatch.setattr(multi_index, "_MOST", most)
+    rng = np.random.default_rng(0)
+    n, n_bits = 8000, 60
+    centres = random_codes(rng, 200, n_bits)[rng.integers(0, 200, n)]  # most searches compare few codes
+    xb = centres ^ np.packbits(rng.random((n, n_bits)) < 0.05, axis=1, bitorder="little")
+    if n_distinct:
+        xb = xb[rng.integers(0, n_distinct, n)]
+    index = build_index(xb, np.arange(n), n_bits=n_bits, kind="multi-index")
+    looked_up = []
+    search = multi_index.Tables._search
+    monkeypatch.setattr(multi_index.Tables, "_search", lambda *of: looked_up.append(search(*of)) or looked_up[-1])
+    for share in (1, 0.7, 0.001):
+        for k in (1, 30, 1000):
+            check(index, xb[:5], xb, np.arange(n), k, mask=rng.random(n) < share)
+    scanned = [found is None for found in looked_up]
+    assert (any(scanned), all(scanned)) == (most == 40, False)
+
+
+def test_tables_compare_few_codes():
+    rng = np.random.default_rng(0)
+    xb, n_bits = random_codes(rng, 100_000, 64), 64
+    xb[:9] = xb[0] ^ np.packbits(np.eye(9, n_bits, dtype=np.uint8), axis=1, bitorder="little")
+    index = build_index(xb, np.arange(len(xb)), n_bits=n_bits, kind="multi-index")
+    query = multi_index.words(xb[:1] ^ np.eye(1, 8, dtype=np.uint8))[0]
+    lookups = index.tables._lookups(query, xb)
+    found = [next(lookups) for _ in range(8)]
+    n_compared = sum(len(rows) for _, rows in found)
+    assert n_compared < 300, "those with up to one differing bit in a substring"
+    assert {*range(9)} <= {*np.concatenate([rows for _, rows in found])}
 
 
 def test_ids_choose_rows_in_any_order_and_unknown_ones_are_left_out():
@@ -246,7 +286,7 @@ def test_codes_of_several_words_that_share_a_key_stay_apart(monkeypatch):
     monkeypatch.setattr(rows, "_keys", lambda codes: codes.view(np.uint64)[:, 0].copy())
     xb = np.repeat(np.eye(16, dtype=np.uint8), 3, axis=0)  # those that differ beyond the first word only look equal
     index = build_index(xb, np.arange(48), n_bits=128)
-    assert index.rows.n_compared == 16
+    assert len(index.rows.compared) == 16
     check(index, xb[:40:7], xb, np.arange(48), 5)
 
 
@@ -269,16 +309,19 @@ def test_invalid_queries_and_ids_are_refused():
             build_index(np.zeros((2, 1), np.uint8), np.array(ids), n_bits=8)
 
 
+@pytest.mark.parametrize("kind", ["exact", "multi-index"])
 @pytest.mark.parametrize("mapped", [0, 2**30])
 @pytest.mark.parametrize("n_distinct", [9, None])
 @pytest.mark.parametrize("n_bits", [1, 12, 48, 1024])
-def test_a_saved_index_finds_the_same(n_bits, n_distinct, mapped, tmp_path, monkeypatch):
+def test_a_saved_index_finds_the_same(n_bits, n_distinct, mapped, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(multi_index, "_MOST", 1)
     monkeypatch.setattr(hamming_index, "MAPPED", mapped)
     rng = np.random.default_rng(n_bits)
     xb, ids = random_codes(rng, 50, n_bits, n_distinct), np.arange(50) + 10
-    index = build_index(xb, ids, n_bits=n_bits)
+    index = build_index(xb, ids, n_bits=n_bits, kind=kind)
     files = save_index(index, tmp_path)
-    loaded = load_index(files, n_bits=n_bits)
+    loaded = load_index(files, n_bits=n_bits, kind=kind)
+    assert (loaded.kind, loaded.n_bytes) == (kind, index.n_bytes)
     assert (type(loaded.rows), isinstance(loaded.ids.base, np.memmap)) == (type(index.rows), mapped == 0)
     check(loaded, random_codes(rng, 3, n_bits), xb, ids, 20)
     assert {*tmp_path.iterdir()} == {*files}
