@@ -422,7 +422,7 @@ def tables(n: int, rounds: int) -> None:
             }
             for each in zip(*(case(0) for case in found.values()), strict=True):
                 assert np.array_equal(*each)
-            times = timed(found, rounds)
+            times = timed(found, rounds, faiss_threads=min(n_queries, n_cores()))
             cells = " | ".join(f"{figure(of_kind):.1f}" for of_kind in times.values() for figure in (median, max))
             n_bytes = ", ".join(f"{index.n_bytes / n:.0f}" for index in kinds.values())
             print(

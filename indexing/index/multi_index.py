@@ -23,7 +23,7 @@ from hashseek.retrieval.codes import Codes
 _MAX_WIDTH = 24
 # A search scans instead of comparing, or looking up, more than one in this many codes: scattered codes of 100 million
 # take about 100 times as long to compare as codes in order. A lookup itself counts as one for each table.
-_MOST = 200
+_MOST = 100
 
 Words = NDArray[np.uint64]
 
