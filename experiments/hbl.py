@@ -48,7 +48,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], bool]] = {
 }
 MARGINS = ("lam", "gamma", "m_rel", "m_abs", "k_min")
 
-# Setting -> the value tried first, and what is searched: tau, momentum and margins are the paper's, the rest is ours.
+# Setting -> the value tried first, and what is searched: tau, momentum and margins as in the paper, others our own.
 SPACE: dict[str, tuple[Any, Any]] = {
     "hidden": ("512-512", ["512", "1024", "512-512"]),  # widths of the hidden layers
     "first_cycle": (8, [4, 8, 16]),  # epochs until the learning rate restarts
